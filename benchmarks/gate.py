@@ -1,12 +1,6 @@
 """Compares gates on one engine: closed, with thresholds, and `auto`, which measures.
 
-    python -m benchmarks.gate [--sources own
-
-prompt] [--text easy
-
-mixed
-
-hopeless] [--seconds 120]
+    python -m benchmarks.gate [--sources own|prompt] [--text easy|mixed|hopeless] [--seconds 120]
     python -m benchmarks.gate --smollm2 --text mixed --seconds 600
 
 Gates take turns in every round, and all of them sample the same texts. Each gate has its own copy

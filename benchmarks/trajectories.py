@@ -7,7 +7,8 @@ The same requests are sampled at T = 1 without drafts, with a gate that opens an
 drafts at every step, for several limits k of draft tokens. vLLM's asynchronous scheduling is
 emulated on a CPU by `tests/emulated_device.py`. If two responses differ, the program reports the
 first position that differs, and by how much the scores (log-probability plus noise) of both tokens
-are below the best score. Rounding can only decide between nearly equal scores.
+are below the best score. Rounding can change the choice only between nearly equal scores.
+A larger distance therefore shows an error.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def settings(dtype: str, model: Path) -> dict[str, Any]:
     always = GateConfig("threshold", MAX_NUM_SEQS)
     found = {"off": SamConfig(enabled=False)}
     if model == SMOLLM2:
-        # Verifying takes most of this model's time, so chains are shorter.
+        # Verifying takes most of this model's time, so chains have at most four tokens.
         found["k=4, always"] = replace(SamConfig(), gate=always, max_draft_tokens=4)
         found["tree, always"] = replace(SamConfig(), gate=always, draft_shape="tree")
         return found | {"sam=on": SamConfig()}

@@ -87,7 +87,7 @@ class GateConfig(Section):
         return {} if self.kind == "closed" else {self.threshold: k}
 
     def most_drafting(self, max_num_seqs: int) -> int:
-        """Return how many of at most `max_num_seqs` requests may draft at once."""
+        """Return the largest number of requests that may draft at once, at most `max_num_seqs`."""
         if self.kind == "auto":
             return max_num_seqs
         drafting = (rows for rows, budget in self.budgets(MAX_DRAFT_TOKENS).items() if budget)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from vllm import LLM
 
 SAMPLER = RolloutSamplerConfig(kind="coupled")
-# Drafts from texts of earlier modes would make later modes of a comparison faster.
+# Without the source `run`, because drafts from texts of earlier modes would make later modes of a
+# comparison faster.
 DRAFTER = SamConfig(sources=sources_of("own", "prompt"))
 SIDES = ("off", "on")  # whether both engines draft
 

@@ -151,7 +151,8 @@ def calibrate(pairs: pd.DataFrame, shares: Sequence[float]) -> dict[str, list[fl
     target.
 
     ``pairs`` are held-out pairs with the router's ``chance``. The thresholds of ``router`` and
-    ``rsd`` are in the order of ``shares``. If many rewards are equal, ``rsd`` has fewer thresholds.
+    ``rsd`` are in the order of ``shares``. If many rewards are equal, ``rsd`` has fewer thresholds
+    than shares.
     """
     router = pairs["chance"].quantile([1 - share for share in shares])
     # Rewards are often equal, so the closest possible share is taken.

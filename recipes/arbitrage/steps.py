@@ -1,8 +1,9 @@
 """Step-level speculation: a draft model writes each step, and the target rewrites some of them.
 
-The method is Arbitrage (Berkeley, Apple, ICSI, LBNL, 2025). Unlike speculative decoding, it changes
-the target's distribution, because accepted steps of the draft model stay in the answer. Each answer
-is a coroutine, and a model serves all waiting answers together.
+A step is a part of an answer, such as a paragraph. The method is Arbitrage (Berkeley, Apple, ICSI,
+LBNL, 2025). Unlike speculative decoding, it changes the target's distribution, because accepted
+steps of the draft model stay in the answer. Each answer is a coroutine, and a model serves all
+waiting answers together.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from sam_rollout.config import ConfigError, RunConfig, SamConfig
 from sam_rollout.integrations.verl import graphs
 from sam_rollout.integrations.verl.checks import ALL_CHECKS, check
 from sam_rollout.integrations.verl.environment import environment
-from sam_rollout.integrations.verl.layouts import RunLayout, check_layout
+from sam_rollout.integrations.verl.layouts import RunLayout, check_layout, is_separate
 from sam_rollout.integrations.verl.loggers import chosen
 from sam_rollout.integrations.verl.model_drafter import drafter_size
 from sam_rollout.integrations.verl.source_choice import rollout_round
@@ -79,6 +79,9 @@ def _run_rows(config: DictConfig, layout: RunLayout) -> Rows:
         parameters += f", {shape.active_parameters / 1e9:.3g}B active"
     reward = config.reward.custom_reward_function
     devices = f"{trainer.nnodes} node(s) x {trainer.n_gpus_per_node} = {layout.devices}"
+    rollout = config.actor_rollout_ref.rollout
+    if is_separate(config):
+        devices += f", and {rollout.nnodes} node(s) x {rollout.n_gpus_per_node} for the engines"
     model = config.actor_rollout_ref.model.path
     return {
         "experiment": trainer.experiment_name,

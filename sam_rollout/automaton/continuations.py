@@ -27,8 +27,8 @@ LENGTH_CLASSES = len(LENGTHS) + 1
 _PER_LENGTH = (len(COUNTS) + 1) * (len(SHARES) + 1) * 2 * WRITERS
 CLASSES = LENGTH_CLASSES * _PER_LENGTH
 _ALL = np.arange(CLASSES).reshape(LENGTH_CLASSES, len(COUNTS) + 1, len(SHARES) + 1, 2, WRITERS)
-# The classes for drafts made elsewhere (READY), by their certainty, [SHARES + 1, ...]. Votes from
-# automata are hardly ever in these classes 'continued once, and not by the latest token'.
+# The classes of votes from drafts made elsewhere (READY), by certainty, [SHARES + 1, ...]. They are
+# classes that votes from automata hardly ever have: continued once, and not by the latest token.
 READY_CLASSES = _ALL[:, 0, :, 0].swapaxes(0, 1)
 
 
@@ -284,7 +284,7 @@ def vote(kind, address, state, length, first, tokens, classes, count):
 
 @njit(nogil=True)
 def follow(kind, address, state, length, token):
-    """Return a place's state and length after `token`, which a READY draft may not have."""
+    """Return a place's state and length after `token`; length 0 if a READY draft differs there."""
     if kind == interface.READY:
         goes_on = state < length and (
             live._int32_pointer(address + 8 * state)[interface.DRAFT_TOKEN] == token

@@ -9,7 +9,7 @@ that grow in turns, and used for drafting as in SAM-Decoding (arXiv 2411.10666):
 * A clone, a state that was split off another one, has a negative number. It takes the memory of
   four prefixes, a cache line, which also holds three of its branching edges.
 * All other branching edges are in one open-addressing table keyed by (state, token). Each edge
-  names the token of its state's next edge, because cloning a state copies all its edges.
+  names the token of its state's next edge, so that cloning a state finds all edges to copy.
 * Suffix links always lead to shorter strings and end in state 0, the empty string. A text's current
   state is its newest prefix, whose link is the text's longest suffix that occurred before.
 * A text that begins like another one shares the other's states until the two differ. Then it begins
@@ -56,8 +56,8 @@ followed prefix 6 yet. Its link is "ab", which was followed once, by the c after
 
 States and edges lie in blocks of equal size from an arena, and directories of a few bytes per block
 lead to them. When the edge table is full, its edges move to a larger table, a few slots per token
-read, in the order of the hash. The frontier is the number of slots moved: edges whose slot in the
-old table lies before it are in the new table.
+read, in the order of the hash. The frontier is the number of the old table's first slots whose
+edges have moved.
 
 Memory reaches the kernels as addresses, because numba accepts no list of a varying number of
 arrays. In the functions below, `automata` is int64[automata, AUTOMATON_WIDTH] and `header` one of
@@ -345,8 +345,8 @@ def _free_edge_blocks(directory, start, stop, arena):
 def _hash(state, token):
     """Return a key's 32-bit hash; keys have the same order in tables of every size."""
     key = (uint64(uint32(state)) << uint64(32)) | uint64(uint32(token))
-    # A single multiplication would map consecutive states with the same token onto few slots.
-    # splitmix64 also mixes the high half in before a second one.
+    # A single multiplication would map consecutive states with the same token onto few slots. So
+    # the high half is mixed in before a second multiplication, as in splitmix64.
     key *= uint64(0x9E3779B97F4A7C15)
     key ^= key >> uint64(32)
     key *= uint64(0xBF58476D1CE4E5B9)
@@ -401,7 +401,7 @@ def _search_table(header, state, token):
 
 @_inlined
 def _own_target(entry, token):
-    """Return the column of the target of a clone's own edge on `token`, 0 if it has none."""
+    """Return the column with the target of a clone's own edge for `token`; 0 without an edge."""
     for column in OWN_EDGE_COLUMNS:
         if entry[column] == token:
             return column + 1
@@ -410,10 +410,10 @@ def _own_target(entry, token):
 
 @_inlined
 def _find_edge(header, address, state, token):
-    """Return the address of the target of a branching edge of the state at `address`.
+    """Return the address at which the target of a state's branching edge with `token` is stored.
 
-    If there is no such edge, return minus the address of its free slot in the table, or 0 if the
-    table was not searched or has no slot left.
+    `address` is the state's. Without such an edge, return minus the address of a free slot for it
+    in the table, or 0 if the table was not searched or is full.
     """
     entry = _int32_pointer(address)
     if state < 0:
@@ -539,8 +539,9 @@ def _branches(header, state):
 def _clone(header, arena, parent, token, edge, state):
     """Move to a clone the strings of `state` that exceed `parent`'s longest by at most one token.
 
-    The clone inherits the latest position of the state. `edge` is the address of the target of the
-    edge from `parent` to `state`. Returns the clone and DONE, or 0 and the reason for its absence.
+    The clone inherits the latest position of the state. `edge` is the address at which the target
+    of the edge from `parent` to `state` is stored. Returns the clone and DONE, or 0 and the reason
+    for its absence.
     """
     states = header[STATES]
     source = _at(states, state)
@@ -612,11 +613,11 @@ def _clone(header, arena, parent, token, edge, state):
 
 @_inlined
 def _target_of(header, arena, state, token):
-    """Find the state that `token` leads to from `state`, and split this state if necessary.
+    """Find the target of the edge for `token` from `state`, and split the target if necessary.
 
-    It is split if its longest string has over one token more than the longest of `state`. Returns
-    the state and DONE. Returns 0 and DONE if the token never followed, and 0 and the reason if
-    there is no room for the split.
+    The target is split if its longest string is over one token longer than the longest string of
+    `state`. Returns the target and DONE. Returns 0 and DONE if the token never followed, and 0 and
+    the reason if there is no room for the split.
     """
     states = header[STATES]
     if state >= 0 and _at(states, state)[NEXT_TOKEN] == token:

@@ -28,7 +28,7 @@ class TextRecorder:
 
     def __init__(self, slots: int, max_length: int) -> None:
         warm_up(record_rows)
-        # Untouched pages of zeroed memory cost nothing.
+        # Room for the longest texts: untouched pages of zeroed memory cost nothing.
         self._texts = np.zeros((slots, max_length), np.int32)
         # [slots, 3]: position of the first token kept, tokens read, most tokens ever held.
         self._spans = np.zeros((slots, 3), np.int32)

@@ -43,7 +43,8 @@ SLOW = (ARCTIC_4, FIRST)
 def batch_of(texts: list[Trace], rows: int, length: int) -> Rows:
     """Return a batch of waiting requests whose texts have this length.
 
-    The texts are siblings of one prompt. Further rows repeat them with other token ids.
+    The texts are siblings of one prompt. If there are more rows than texts, the texts are used
+    again with shifted token ids, like those of another prompt.
     """
     vocabulary = 1 + max(int(text.tokens.max()) for text in texts)
     batch = Rows(rows, length, "request")  # their prompts are empty
@@ -55,7 +56,7 @@ def batch_of(texts: list[Trace], rows: int, length: int) -> Rows:
 
 
 def joined(known: list[Trace], tokens: int, first: int = 0) -> Trace:
-    """Join responses to a text of `tokens` tokens; repeat them with other token ids if needed.
+    """Join responses to a text of `tokens` tokens; repeat them with shifted token ids if needed.
 
     Texts with different `first` responses share most of their tokens.
     """

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-# More tokens of a copied text are not useful, and each makes a verify step larger.
+# Longer drafts would hardly be more useful, and each token makes a verify step larger.
 MAX_DRAFT_TOKENS = 32
 MOST_STEP_TOKENS = 4096  # Most draft tokens of one step's trees; fewer already fill a device.
 UNKNOWN_VOCABULARY = (1 << 31) - 1  # Unknown size: allows all int32 token ids but the largest.

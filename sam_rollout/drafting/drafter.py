@@ -1,7 +1,7 @@
 """The drafter of an engine: once per engine step it drafts tokens for each request.
 
-The sources (`sam_rollout/sources/`) vote for the next tokens, and the policy (`policy.py`) chooses
-the draft tokens by these votes.
+The sources (`sam_rollout/sources/`) vote for the next tokens, and a draft policy (`policy.py`,
+`trees.py`) chooses the draft tokens by these votes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ from sam_rollout.sources import make_sources
 from sam_rollout.sources.contract import Piece, Scored, Usage
 from sam_rollout.sources.support.responses import Responses
 
-POLICIES = {"chain": DraftPolicy, "tree": TreePolicy}  # by the shape of the policies' drafts
+POLICIES = {"chain": DraftPolicy, "tree": TreePolicy}  # draft policies by the shape of their drafts
 
 
 class SamDrafter:
@@ -57,7 +57,7 @@ class SamDrafter:
         self._policies = [
             POLICIES[shape](config, len(self.sources), limits, self._votes) for shape in self.shapes
         ]
-        self._policy = self._policies[0]  # the policy that made the drafts in flight
+        self._policy = self._policies[0]  # the draft policy that made the drafts in flight
         self.batch = DraftBatch(limits)
         self._identities: dict[str, RequestIdentity] = {}
         self._bound: Sequence[str | None] = []  # each row's request, None if it has ended
@@ -174,13 +174,13 @@ class SamDrafter:
     def _draft(
         self, num_tokens: Int32Array, max_tokens: Int32Array | int, least_chance: float
     ) -> None:
-        """Work out each row's budget, and let the policy draft."""
+        """Work out each row's budget, and let the draft policy draft."""
         rows, batch = len(num_tokens), self.batch
         budget = self._budget[:rows]
         np.subtract(self._limits.max_model_len, num_tokens, out=budget)
         np.minimum(budget, max_tokens, out=budget)
         np.minimum(budget, self._limits.k, out=budget)
-        batch.pending = True  # set first, so that drafts are cleared even if the policy fails
+        batch.pending = True  # set first, so that drafts are cleared even if drafting fails
         batch.make_chains()
         self._drafted_tokens += self._policy.draft(self._places, budget, batch, least_chance)
         batch.length[:rows] = num_tokens

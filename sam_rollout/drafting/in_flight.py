@@ -28,8 +28,8 @@ class DraftBatch:
 
     Attributes:
         tokens: int32[max_rows, k].
-        parents: int32[max_rows, k], for each token, the index in the row of the token before it, or
-            -1 if it follows the text's last token. Parents come before their children.
+        parents: int32[max_rows, k], for each token, its predecessor's index in the same row, or -1
+            if it follows the text's last token. Parents come before their children.
         has_trees: whether rows may hold trees; if not, all are chains.
         counts, held_back, filling: int32[max_rows].
         source: int32[max_rows], number of the source whose votes for the first token weighed most,
@@ -150,7 +150,8 @@ def _verify(token_ids, num_tokens, sampled, tokens, parents, columns, out):
         out_drafted[i] = drafted
         out_accepted[i] = min(accepted, gained - 1)
         out_filling[i] = filling[i]
-        out_judged[i] = right if right == gained else known  # tokens after a wrong one are wrong
+        # After a wrong token, all later ones count as wrong, so all are judged.
+        out_judged[i] = right if right == gained else known
         out_right[i] = right
         if known > 0:  # otherwise no token had a vote
             out_source[i] = source[i]

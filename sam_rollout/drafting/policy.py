@@ -12,9 +12,9 @@ too, all texts together have one vote, for the token with their largest sum. The
 depends on the sum, and on whether the model names the same token.
 
 A draft goes on while the next token's chance of acceptance reaches a bound. The gate sets this
-bound, and the policy `confidence` adds a second one, `sam.min_confidence`. The first token that
-misses the bound is held back. The token that the model samples in its place shows whether it would
-have been right.
+bound. With `sam.draft_policy: confidence`, `sam.min_confidence` is a second bound. The first token
+that misses a bound is held back. The token that the model samples in its place shows whether it
+would have been right.
 
 A token's chance is a product with one factor for each position of the draft up to the token. A
 factor is the share of right tokens in a class. The class depends on the sum of votes, the position,
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 _FLOATS, _TABLE = written(types.float64), written(types.float64, 2)
 
-# The policy distinguishes this many positions, and this many counts of accepted tokens in a
+# Classes of chances distinguish this many positions, and this many counts of accepted tokens in a
 # request's previous draft.
 _POSITIONS, _BEFORE = 4, 3
 _CHANCE_CLASSES = voting.SUMS * _POSITIONS * _BEFORE
@@ -62,7 +62,7 @@ _ROWS_AT_ONCE = 32  # rows looked up together, so that their waits for memory ov
 class DraftPolicy:
     """Drafts by vote, and learns from drafts that were verified.
 
-    `votes` may be shared with another policy of the engine.
+    `votes` may be shared with another draft policy of the engine.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class DraftPolicy:
             budget: int32[B], most tokens to draft.
             batch: filled with tokens, the numbers of drafted and held-back ones, and the source
                 whose votes for the first token weighed most (NO_SOURCE without votes).
-            least_chance: the least chance of a token that is worth its time.
+            least_chance: drafts end before tokens that are less likely to be accepted.
         """
         drafted, unknown = _draft(
             places, budget, self._vocab_size, self._least, max(self._least, least_chance),
@@ -202,7 +202,9 @@ def _draft(
     places, budget, vocab_size, least_offered, least, out_tokens, columns, votes, chances, offered,
     accepted, weights, chances_of, lanes_of, tasks_of, lists, reached,
 ):  # fmt: skip
-    """See `DraftPolicy.draft`; return the numbers of drafted and of unknown tokens.
+    """See `DraftPolicy.draft`; return the numbers of drafted tokens and of tokens that end drafts.
+
+    Tokens outside the engine's vocabulary end drafts.
 
     A lane is the position in a source's texts that a row's draft has reached. Row `first` + r has
     the lanes from r * sources on. numba reads separate arrays faster than a tuple.

@@ -294,7 +294,7 @@ def _grow(
             size = _drop_first(heap, heap_chances, size)
             grown = counts[i] + held_back[i]
             # After a row's draft tokens, at most one token is held back. In a row without draft
-            # tokens, all tokens are held back, because the policy learns from them.
+            # tokens, all tokens are held back, because `TreePolicy.learn` uses them.
             if grown >= budget[i] or (counts[i] > 0 and held_back[i] > 0):
                 continue
             if not 0 <= token < vocab_size:

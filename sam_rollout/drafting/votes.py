@@ -44,7 +44,7 @@ _SAID = np.convolve([0.0, *SHARES, 1.0], [0.5, 0.5], "valid")
 _FIRST_WEIGHT = 4.0  # number of votes that the assumed share counts as
 _LARGEST_SHARE = 0.995
 _CHANGED = -1.0  # marks a weight that is to be worked out again; weights are not negative
-_SHARE_MEMORY = 1 << 12  # counts are halved at this number, to follow a policy in training
+_SHARE_MEMORY = 1 << 12  # counts are halved at this number, to follow a model in training
 
 # Chances of drafted tokens are learned by the sum of their votes.
 SUMS = 32
@@ -57,7 +57,7 @@ CHANCE_MEMORY = 1 << 14
 
 
 class Votes:
-    """The counts and weights of votes, which the policies of an engine share.
+    """The counts and weights of votes, which the draft policies of an engine share.
 
     Attributes:
         shares: float64[2, classes], the number of votes of each class, and the number of right

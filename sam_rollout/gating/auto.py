@@ -28,7 +28,9 @@ from sam_rollout.gating.step_times import StepTimes
 # A level replaces the best level if its rate is higher by this factor. To draft at all, a level
 # needs this lead over no drafts, too.
 _LEAD = 1.01
-_ADVANCE = 4  # trials may lose the time of this many steps in advance
+# Trials may lose the time of this many steps beyond the share `exploration`, so that they can begin
+# at once.
+_ADVANCE = 4
 _DECIDE_EVERY = 4  # steps from one decision to the next, as long as no request joins or leaves
 _ENOUGH = 4  # measured steps after which a cell (see `step_times.py`) is known
 _STALE = 512  # steps after which a cell has to be measured again
@@ -149,7 +151,7 @@ class AutoGate:
         self._calibrations[shape].look(offered)
         if self._would_pay(offered, rows, shape):
             self._asked_at, self._ask_again = -_ASK_AGAIN, _ASK_AGAIN
-            # The offers for other numbers of requests may have changed as well.
+            # The offers for other numbers of requests may have changed, so they are learned anew.
             self._octaves = [None] * len(self._octaves)
             self._octaves[self._octave] = self._supplies
 
@@ -164,7 +166,6 @@ class AutoGate:
         """
         rows, draft_tokens = made.load.rows, made.load.draft_tokens
         if made.trial:
-            # A pause would have hit the best level, too, so `_lose` bounds the loss.
             self._lose(seconds - made.load.tokens * self._fair_s_per_token)
         if not made.budget:
             self._filling = draft_tokens / rows
@@ -294,7 +295,7 @@ class AutoGate:
         return tokens, expected, [s / (1 + right) for s, right in pairs]
 
     def _would_pay(self, offered: Offered, rows: int, shape: int) -> bool:
-        """Whether offers like this step's would pay; called while the gate is closed."""
+        """Whether drafts would pay if all offers were like this step's; for a closed gate."""
         if not self._times.ready:
             return False
         supply = Supply(self._calibrations[shape])
@@ -319,7 +320,7 @@ class AutoGate:
         if room <= 0:
             return best
         looks = self._best_shape == 0 and self._may_draft[0] and not self._whole
-        if looks and self._supplies[0].rows < LOOK_ROWS:  # a look finds only chains
+        if looks and self._supplies[0].rows < LOOK_ROWS:  # a look (see `LOOK`) finds only chains
             self._counts["trials"] += 1
             return self._levels
         seen = self._seen[self._times.bin_of[rows]]
@@ -347,7 +348,9 @@ class AutoGate:
         return best
 
     def _other_shape(self, choices: tuple[int, ...], room: float) -> int:
-        """Return a level of the other shape if its trial is due and affordable; else the best.
+        """Return a level of the other shape to try, or the best level if no trial should be made.
+
+        A trial is made if its series is under way or may begin, and if its loss is affordable.
 
         `room` is the time that trials may still lose. A trial that should lose no time is made even
         if `room` is used up. A new series of trials replaces the results of the previous one.
@@ -376,7 +379,7 @@ class AutoGate:
         return level
 
     def _accepted(self, level: int) -> float:
-        """Return the expected number of right draft tokens per request, over all requests."""
+        """Return the expected right draft tokens per request, averaged over all requests."""
         if not level:
             return 0.0
         shape = _shape_of(level)

@@ -2,10 +2,10 @@
 
 The drafter reports the tokens that it could have drafted (`verified.Offered`), and which of them
 the text has shown to be right or wrong (judged). They are counted in classes, by their chance of
-acceptance. In a class with few tokens, the drafter's own estimate counts more.
+acceptance. The fewer tokens a class has, the more the drafter's own estimate counts.
 
 Each octave of the number of running requests (from one power of two to the next) has its own
-figures, because the requests of the long tail are no fair sample. The shares of right tokens are
+figures, because requests of the long tail are not typical of all. The shares of right tokens are
 learned from all octaves together.
 """
 

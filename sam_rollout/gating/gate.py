@@ -19,7 +19,7 @@ class Gate(Protocol):
 
     Attributes:
         is_trial: whether the last budget was chosen only to learn from its step.
-        least_chance: under the last budget, drafts end before tokens with a smaller chance.
+        least_chance: under the last budget, drafts end before tokens less likely to be accepted.
         shape: index of the shape to draft in `SamDrafter.shapes`.
     """
 

@@ -1,9 +1,9 @@
 """Decides whether a drafting model is worth its forward passes.
 
 The tokens per second of steps with drafts are measured with the model and with texts alone, for
-each octave of the number of running requests. The faster way is used, and the other one is tried
-now and then (docs/gating.md). If the gate stays closed while the model drafts, texts alone are
-tried.
+each octave of the number of running requests. The faster way to draft is used, and the other one is
+tried now and then (docs/gating.md). If the gate stays closed while the way with the model is in
+use, drafts from texts alone are tried.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from sam_rollout.gating.step import EngineStep
 _LEAD = 1.02  # a way to draft replaces the other one if it is faster by this factor
 _TRIAL_STEPS, _TRIAL_ROWS = 32, 256  # a trial takes this many steps and rows (requests * steps)
 _FIRST_WAIT, _LONGEST_WAIT = 256, 8192  # steps between trials: at first, at most
-# Number of steps after a change from one way to the other that count for neither way. An engine
-# that schedules a step ahead verifies the first changed drafts in the fourth step.
+# This many steps after a change from one way to the other count for neither way. An engine that
+# schedules a step ahead verifies the new way's first drafts in the fourth step.
 _SETTLING = 3
 _FORGOTTEN = 1 / 512  # share of the earlier measurements that a new step replaces
 _PAUSE = 4.0  # a step that takes this many times as long as usual is left out
@@ -75,7 +75,7 @@ class ModelPrice:
             self._go_on(octave, rows)
 
     def expect_better(self) -> None:
-        """Try the model soon again, because it has been trained since it lost."""
+        """Try the model soon again, because it has been trained since its last trial."""
         for octave in self._octaves:
             if octave.best == TEXTS:
                 octave.wait = _FIRST_WAIT
@@ -88,7 +88,7 @@ class ModelPrice:
             spent[place] += value - spent[place] * _FORGOTTEN
 
     def _go_on(self, octave: _Octave, rows: int) -> None:
-        """End a trial that has lasted long enough, or begin one that is due."""
+        """End a trial that has lasted long enough, or begin one after the wait."""
         steps, left = self._trial
         if steps > 0 or left > 0:
             self._trial = [steps - 1, left - rows]

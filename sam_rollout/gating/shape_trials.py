@@ -1,4 +1,4 @@
-"""Trials of the draft shape that is not in use: when they are due, and the offers that they found.
+"""Trials of the draft shape that is not in use: when to make them, and the offers that they found.
 
 A series of trials is over when it has found the offers (the tokens that could be drafted) to enough
 requests, or when twice as many requests took part. Each wait before a series is twice as long as
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sam_rollout.gating.draft_supply import Supply
 
-LOOK_ROWS = 64  # offers count as known when they were found for this number of requests
+LOOK_ROWS = 64  # offers count as known once they come from this number of requests
 _MOST_ROWS = 2 * LOOK_ROWS  # largest number of requests in the trials of a series
 _AGAIN, _AT_LEAST_EVERY = 32, 512  # steps from one series to the next: at first, and at most
 
@@ -18,8 +18,8 @@ class ShapeTrials:
     """The trials of one octave of the number of running requests.
 
     Attributes:
-        fresh: the offers that the present series has found; None in the first series and between
-            two series.
+        fresh: new offers, which replace the shape's known offers once they come from `LOOK_ROWS`
+            requests. None if there are none. The first series adds to the known offers instead.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class ShapeTrials:
         self.fresh: Supply | None = None
 
     def is_over(self, known: Supply) -> bool:
-        """Whether no series is under way; `known` are the offers in use."""
+        """Whether no series is under way; `known` are the shape's offers without `fresh`."""
         told = self.fresh or known
         return told.rows >= LOOK_ROWS or self._rows >= _MOST_ROWS
 
@@ -37,7 +37,7 @@ class ShapeTrials:
         return step - self._begun_at >= self._again
 
     def begin(self, step: int, fresh: Supply | None) -> None:
-        """Begin a series; its offers go into `fresh`, or into those in use if that is None."""
+        """Begin a series; it adds to `fresh`, or to the shape's known offers if that is None."""
         self._begun_at, self._rows, self.fresh = step, 0, fresh
         self._again = min(2 * self._again, _AT_LEAST_EVERY)
 
@@ -46,5 +46,5 @@ class ShapeTrials:
         self._rows += rows
 
     def changed(self, step: int) -> None:
-        """Begin to wait anew, because the shape in use has changed."""
+        """Start the shortest wait for a series, because the shape in use has changed."""
         self._begun_at, self._again, self.fresh = step, _AGAIN, None

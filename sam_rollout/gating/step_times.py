@@ -9,10 +9,11 @@ The expected time of a step is `speed * base * correction` (docs/gating.md):
   the same number of requests and of draft tokens per request. An empty cell takes its correction
   from the cells with the same number of requests, or 1.
 * `speed` follows causes that slow all steps down, such as another program on the machine. It is
-  also pulled back to 1, because otherwise it and `base` could drift apart.
+  also pulled back to 1, because otherwise it and `base` could drift in
+  opposite directions.
 
-A step far outside the expectation is left out. After `_PATIENCE` such steps in a row, everything
-learned is forgotten.
+A step whose time is far from the expected time is left out. After `_PATIENCE` such steps in a row,
+everything learned is forgotten.
 """
 
 import math
@@ -31,8 +32,8 @@ _FIRST_FITS = (8, 16, 32)  # numbers of steps after which the first fits are mad
 _WARM_UP = _FIRST_FITS[0]  # before this number of steps, there are no expectations and no outliers
 _OUTLIER = 2.0  # a step whose time differs from the expected one by this factor is an outlier
 _KNOWN = 4  # steps after which a cell is known; an unknown cell may lie far from the expectation
-# After this many steps in other cells, a cell's earlier steps count as at most `_KNOWN`, because
-# the line may have moved.
+# If a cell had no step for this many steps, its old measurements together weigh no more than
+# `_KNOWN` steps, because the fitted line may have moved.
 _OLD = 256
 _PATIENCE = 16
 _SPEED_RATE = 1 / 32

@@ -69,7 +69,7 @@ class OnlineHead:
         settings: The settings `sam.sources.model.train`.
         peers: The processes that train the head together.
         known: Whether the head was trained before. If so, the acceptance of its first weights is
-            measured, too, for comparison. If not, it learns faster at first.
+            measured, too, for comparison. If not, its learning rate is higher at first.
 
     Attributes:
         failed: Whether the training has failed and ended; the head then has its last good weights.

@@ -165,7 +165,7 @@ class NoNumberError(ArithmeticError):
 class HeadOptimizer:
     """Muon for the matrices and AdamW for the norms, with gradients averaged over all processes.
 
-    Muon learns faster per update, and one learning rate suits heads of all widths.
+    Muon learns more per update than AdamW, and one learning rate suits heads of all widths.
     """
 
     def __init__(self, head: Eagle3Head, rate: float, peers: Peers = ALONE) -> None:

@@ -31,7 +31,9 @@ class Pair:
     unmatched: int
     tokens: int  # Number of tokens in identical responses.
     first_step: int | None  # First training step with a response that differs or has no partner.
-    first_difference: int | None  # Shortest common beginning of two different responses, tokens.
+    # Over all pairs of responses that differ, the fewest tokens before the first difference. None
+    # if there is no such pair, or only lengths were compared.
+    first_difference: int | None
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ from sam_rollout.gating.model_price import ModelPrice
 from sam_rollout.session.adapter import EngineHooks
 from sam_rollout.sources.model import ModelSourceConfig
 
-# A closed gate sometimes makes a look: drafts are found but not handed over. If a look needs the
-# model's drafts, the model runs in the next _LOOK_AHEAD steps, until the gate decides again.
+# A closed gate sometimes makes a look: drafts are found but not handed over. If the model's drafts
+# are missing, the look is postponed, and the model runs for `_LOOK_AHEAD` steps. So its drafts
+# exist when the gate decides again.
 _LOOK_AHEAD = 8
 
 
 class MadeDrafts:
-    """Asks for the model's drafts while the gate is open and `price` chooses to draft with it."""
+    """Asks for the model's drafts while the gate is open and `price` finds the model worth it."""
 
     def __init__(
         self, config: ModelSourceConfig, hooks: EngineHooks, price: ModelPrice | None
@@ -32,7 +33,7 @@ class MadeDrafts:
     def take(self) -> tuple[Int32Array, np.ndarray | None] | None:
         """Take the drafts for this step, if there are any."""
         made = self._made()
-        # A look waits for the model's drafts if they pay and may still come.
+        # A look is postponed if the model is worth its passes and its drafts may still come.
         self._lacking = (
             self._expected
             and made is None
@@ -42,7 +43,7 @@ class MadeDrafts:
         return made
 
     def ask(self, step: EngineStep, *, was_open: bool, is_open: bool, looks: bool) -> bool:
-        """Decide whether the model drafts next; return whether a look (`_LOOK_AHEAD`) must wait.
+        """Decide whether the model drafts next; return whether a look is postponed.
 
         Args:
             step: the engine step that the gate has just observed.
@@ -50,7 +51,7 @@ class MadeDrafts:
             looks: whether the gate wants drafts to be found but not verified.
         """
         self._looks_ahead -= self._looks_ahead > 0
-        waits = looks and self._lacking  # without the model's drafts a look would find too little
+        waits = looks and self._lacking
         if waits:
             self._looks_ahead = _LOOK_AHEAD
         self.wanted = is_open or self._looks_ahead > 0

@@ -89,7 +89,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         if config.earlier_steps:
             responses.want()
         self._reading: dict[GroupKey, Future[AutomatonPool | None]] = {}
-        # This step's ended texts, kept where another automaton may have to read them.
+        # This step's ended texts, by prompt, which the prompt's next automaton has to read.
         self._ended: dict[GroupKey, list[Int32Array]] = {}
         self._ended_bytes = 0
         self._counts = dict.fromkeys(("found", "missing", "evictions"), 0)
@@ -98,9 +98,8 @@ class PromptTexts(GroupedTexts[GroupKey]):
         """Return the split, step and prompt that siblings have in common."""
         return None if identity is None else identity.group_key
 
-    def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
-        """Let automata read the rows' new tokens, then other engines' texts."""
-        super().catch_up(token_ids, num_tokens, eligible)
+    def _read_others(self) -> None:
+        """Let automata read the texts of other engines."""
         self._shared.read()
 
     def settle(self) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Shares of `max_bytes`: an automaton of size _DUE is replaced by a successor of size _SUCCESSOR.
-# Both automata have to fit, with room for growth, until live requests have moved.
+# Until live requests have moved, both automata have to fit into `max_bytes`, with room for growth.
 _DUE, _SUCCESSOR = 7 / 16, 6 / 16
 # A successor also reads texts that ended meanwhile, up to this share of `KeptTexts.most_tokens`.
 _LATE_SHARE = 1 / 4
@@ -98,7 +98,7 @@ class _Making:
     pool: AutomatonPool
     made: Future[AutomatonPool]
     room: Room  # for all the old text that it reads
-    since: int  # number of texts that had been kept before it was begun
+    since: int  # number of texts kept before it was begun
 
 
 class RunTexts(GroupedTexts[str]):
@@ -113,7 +113,8 @@ class RunTexts(GroupedTexts[str]):
     def __init__(self, config: RunSourceConfig, limits: Limits, responses: Responses) -> None:
         super().__init__(limits, config.max_bytes, responses)
         responses.want()
-        # An automaton is checked again once it has grown by this number of bytes.
+        # After a check whether to replace an automaton, the next check follows once it has grown by
+        # this number of bytes.
         self._growth = min(config.max_bytes, LEAST_BYTES_OF_LARGE) // 32
         self._most_tokens_of_successor = config.most_tokens_of_successor
         self._kept = KeptTexts(config.max_bytes)
@@ -141,7 +142,7 @@ class RunTexts(GroupedTexts[str]):
                 self._reading = self._responses.read_newest(steps[0], self._kept.most_tokens)
 
     def settle(self) -> None:
-        """Begin due successors, let finished ones take over, then bring memory below its limit."""
+        """Replace automata that are too large, then bring memory below its limit."""
         self._turn_over()
         super().settle()
 
@@ -155,13 +156,13 @@ class RunTexts(GroupedTexts[str]):
         super().finish(ended)
 
     def end_step(self) -> None:
-        """Begin successors that are due; the training step's texts are kept."""
+        """Replace automata that are too large; the training step's texts are kept."""
         self._turn_over()
 
     def wait(self) -> None:
         """Wait until successors are made, and let them take over."""
         self._responses.wait()
-        for _ in range(2):  # texts that were just read may make a second successor due
+        for _ in range(2):  # texts that were just read may require a second successor
             if self._making is not None:
                 self._making.made.exception()
             self._turn_over()
@@ -180,7 +181,7 @@ class RunTexts(GroupedTexts[str]):
         return super()._nbytes + self._kept.nbytes + making
 
     def _turn_over(self) -> None:
-        """Begin a successor for each automaton that is due, and let finished ones take over."""
+        """Begin successors of automata to replace (`_is_due`); let finished ones take over."""
         self._take_older()
         for group in list(self._groups.values()):
             if self._making is not None and group.key == TRAIN_SPLIT:
@@ -235,7 +236,11 @@ class RunTexts(GroupedTexts[str]):
             self._has_older = True
 
     def _is_due(self, group: Group[str]) -> bool:
-        """Whether older texts came in, or the automaton is too large and a successor has room."""
+        """Whether the automaton should be replaced.
+
+        It should be if older texts came in. It should also be if it is too large and a successor
+        would have room for ended texts.
+        """
         if self._has_older and group.key == TRAIN_SPLIT:
             self._has_older = False
             return True
@@ -245,7 +250,7 @@ class RunTexts(GroupedTexts[str]):
         places = self.pool.places_of_automaton(group.automaton)
         if nbytes <= self._max_bytes * _DUE and places <= LARGEST_AUTOMATON // 2 * _DUE:
             return False
-        # Without this line, an automaton full of live texts would be checked in every engine step.
+        # Without this line, `_room_for_old_text` would run in every engine step.
         group.due_at = nbytes + self._growth
         return min(self._room_for_old_text(group)) > 0
 

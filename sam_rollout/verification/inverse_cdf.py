@@ -51,8 +51,8 @@ def to_fixed_point(probabilities: torch.Tensor) -> torch.Tensor:
 def _block_masses(probabilities: torch.Tensor) -> torch.Tensor:
     """Sum each block of ``BLOCK`` tokens; return int64 [rows, blocks]. The last may be shorter.
 
-    Whole blocks are summed in floating point, because converting every token would be slow. They
-    have the same size, so the number of rows does not change the order of summation.
+    Whole blocks are summed in floating point, because converting every token would be slow. All
+    sums have ``BLOCK`` terms, so one kernel sums them in the same order for any number of rows.
     """
     rows, vocabulary = probabilities.shape
     whole = vocabulary // BLOCK * BLOCK

@@ -44,7 +44,8 @@ class _Response:
     keys: RequestKeys = field(default_factory=RequestKeys)
 
 
-# Column of a batch of prompts: the number of responses to earlier copies of the prompt.
+# Column of a batch of prompts: the sibling number of a row's first response, which is the number of
+# responses to equal prompts asked for earlier in the same step.
 FIRST_SIBLING_COLUMN = "sam_first_sibling"
 # verl's column, which only some batches have: the number of responses to each prompt.
 OWN_NUMBER_COLUMN = "__rollout_n__"
@@ -162,9 +163,9 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
 
 
 class CopyCounter:
-    """Numbers the responses to all copies of a prompt, from 0 in every step of a split.
+    """Numbers the responses to equal prompts, from 0 in every training step of a split.
 
-    Without this count, copies of a prompt in a data set would draw the same random numbers.
+    Otherwise, equal prompts in a data set would draw the same random numbers.
     """
 
     def __init__(self) -> None:
@@ -174,7 +175,7 @@ class CopyCounter:
     def first_siblings(
         self, prompts: Iterable[Any], numbers: Iterable[int], *, step: int, split: str
     ) -> list[int]:
-        """Return, for each prompt, the number of responses to earlier copies of this prompt."""
+        """Return, for each prompt, the number of responses to equal prompts before it."""
         if self._steps.get(split) != step:
             self._steps[split], self._asked[split] = step, Counter()
         asked = self._asked[split]
@@ -197,7 +198,7 @@ class SamAgentLoopManager(AgentLoopManagerTQ):
         self._copies = CopyCounter()
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """Number the responses to each prompt's copies, then dispatch as verl does."""
+        """Assign sibling numbers that continue over equal prompts, then dispatch as verl does."""
         # .get() would return a wrapper, which is always true.
         validate = bool(prompts["validate"]) if "validate" in prompts else False
         texts = list(prompts["raw_prompt"])

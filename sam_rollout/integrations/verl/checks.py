@@ -159,8 +159,8 @@ def _check_engine_limits(config: DictConfig, run: RunConfig) -> Iterator[str]:
     rollout, data, k = config.actor_rollout_ref.rollout, config.data, run.sam.max_draft_tokens
     tokens = rollout.max_num_batched_tokens
     # If one request's text with its k drafts ends less than k tokens before max_model_len, vLLM
-    # proposes no drafts in this step (`_input_fits_in_drafter`). The longest text's last token is
-    # never scored.
+    # proposes no drafts in this step (`_input_fits_in_drafter`). So texts need room for 2 k more
+    # tokens, except for the longest text's last token, which is never scored.
     needed = data.max_prompt_length + data.max_response_length - 1 + 2 * k
     long_enough = (
         f"must be at least {needed} = max_prompt {data.max_prompt_length} + max_response "

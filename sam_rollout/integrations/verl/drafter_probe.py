@@ -9,7 +9,11 @@ from typing import Any
 from vllm import SamplingParams, TokensPrompt
 
 from sam_rollout.config import SamConfig
-from sam_rollout.integrations.vllm.drafting.startup_check import PROBE_TOKENS, check_alive
+from sam_rollout.integrations.vllm.drafting.startup_check import (
+    PROBE_TOKENS,
+    DeadDrafterError,
+    check_alive,
+)
 from sam_rollout.integrations.vllm.engine_settings import WITHOUT_DRAFTS_KEY
 from sam_rollout.integrations.vllm.serving.engine_group import (
     EngineRecorders,
@@ -40,7 +44,13 @@ class DrafterProbe:
         """
         if self._probing is None:
             self._probing = asyncio.create_task(self._probe(prompt_ids))
-        await asyncio.shield(self._probing)  # an aborted request must not end the probe
+        try:
+            await asyncio.shield(self._probing)  # an aborted request must not end the probe
+        except (asyncio.CancelledError, DeadDrafterError):
+            raise
+        except Exception:
+            self._probing = None  # the next request probes again
+            raise
 
     async def _probe(self, prompt_ids: Sequence[int]) -> None:
         engines = engine_count(self._engine)

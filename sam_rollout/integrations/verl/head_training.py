@@ -74,7 +74,7 @@ class HeadTraining:
         """Yield the head's tensors by name for a weight sync."""
         for name, tensor in self.online.trainable.head.state_dict().items():
             sent = tensor.to(this_device())
-            # An engine on a CPU computes in float32, like the head's training.
+            # An engine on a CPU computes in float32, like the head's training, so it gets float32.
             yield PREFIX + name, sent if sent.device.type == "cpu" else sent.to(STORED)
 
     def save(self, folder: Path) -> None:

@@ -124,7 +124,8 @@ def launch(config: DictConfig, run: RunConfig) -> None:
 
         def init_agent_loop_manager(self) -> None:
             super().init_agent_loop_manager()
-            # The workers' imports (half a minute) would count as part of the first rollout.
+            # Wait for the workers' imports (half a minute), which would count as part of the first
+            # rollout.
             workers = self.agent_loop_manager.agent_loop_workers
             ray.get([worker.__ray_ready__.remote() for worker in workers])
 

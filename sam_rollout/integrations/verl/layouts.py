@@ -44,12 +44,17 @@ def _devices(config: DictConfig) -> int:
     return config.trainer.nnodes * config.trainer.n_gpus_per_node
 
 
+def is_separate(config: DictConfig) -> bool:
+    """Whether the engines that sample training responses have devices of their own."""
+    return config.trainer.v1.trainer_mode == SEPARATE_NAME
+
+
 def rollout_layout(config: DictConfig) -> RolloutLayout:
     """Return how the engines that sample training responses divide their devices."""
     rollout = config.actor_rollout_ref.rollout
-    separate = config.trainer.v1.trainer_mode == SEPARATE_NAME
+    own = rollout.nnodes * rollout.n_gpus_per_node
     return RolloutLayout(
-        devices=rollout.nnodes * rollout.n_gpus_per_node if separate else _devices(config),
+        devices=own if is_separate(config) else _devices(config),
         tensor=rollout.tensor_model_parallel_size,
         data=rollout.data_parallel_size,
         expert=rollout.expert_parallel_size,
@@ -199,6 +204,9 @@ def _rollout_rules(config: DictConfig, run: RunLayout) -> Iterator[Rule]:
     yield _divides(product, replica, run.devices, ALL_DEVICES)  # validation uses all devices
     yield _divides(product, replica, layout.devices, f"{ROLLOUT}.nnodes * n_gpus_per_node")
     yield _fits(product, replica, node, "trainer.n_gpus_per_node")
+    if is_separate(config):
+        own = config.actor_rollout_ref.rollout.n_gpus_per_node
+        yield _fits(product, replica, own, f"{ROLLOUT}.n_gpus_per_node")
     share = config.actor_rollout_ref.rollout.gpu_memory_utilization
     allowed = "must be more than 0 and less than 1"
     yield f"{ROLLOUT}.gpu_memory_utilization", share, 0 < share < 1, allowed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-# Memory in bytes of a piece as a tuple of Python values, without its tokens.
+# Memory of a piece's tuple in bytes, in addition to the tokens.
 PIECE_BYTES = 400
 
 

@@ -29,8 +29,8 @@ class PolicyPart(Protocol):
 
     Attributes:
         hidden: Length of a hidden state.
-        sharers: Groups of processes. States are summed over one group after the other. Every
-            process then has the states of all processes that share its texts.
+        sharers: Groups of processes. Each process fills in its own states and leaves zeros
+            elsewhere. A sum over each group in turn gives every process the states of all.
         share: Number of processes that share the same texts.
         rank: This process's rank among them.
     """

@@ -56,7 +56,8 @@ class MegatronPart:
             found |= {index: mine[layer] for index, layer in enumerate(layers) if layer in mine}
             if chunk.decoder.final_layernorm is not None:  # only the last stage has this norm
                 found[len(layers)] = chunk.decoder.final_layernorm
-        # Without sequence parallelism all tensor-parallel processes have the same states.
+        # Without sequence parallelism, all tensor-parallel processes have the same states, so one
+        # of them returns its modules.
         return found if self._divides_rows or self._tensor.rank == 0 else {}
 
     @contextlib.contextmanager

@@ -121,7 +121,7 @@ class SamHttpServer(vLLMHttpServer):
         self._settings = settings = settings_of(self.engine.vllm_config)
         bound = await ask_engines(self.engine, "sam_bind")
         reports = [report for workers in bound for report in workers]
-        # Log levels must not hide these lines.
+        # Printed instead of logged, because log levels must not hide these lines.
         print(check_drafters(reports, settings.sam), flush=True)
         print(check_samplers(reports, settings.sampler), flush=True)
         await asyncio.gather(*(self._warm_up(engine) for engine in range(len(bound))))
@@ -170,7 +170,7 @@ class SamHttpServer(vLLMHttpServer):
         extra_args = sampling_params.get("extra_args") or {}
         identity = RequestIdentity.from_extra_args(extra_args)
         resumed = identity.resumed(len(prompt_ids)) if identity else 0
-        # By default, vLLM sends all tokens of a request again with every new token.
+        # Only one output, because vLLM would send all tokens again with every new token.
         sampling_params = {
             **continued(sampling_params, resumed),
             "output_kind": RequestOutputKind.FINAL_ONLY,
@@ -250,7 +250,7 @@ class SamHttpServer(vLLMHttpServer):
         aborted = await super().abort_all_requests(*args, **kwargs)
         if self.node_rank != 0:
             return aborted  # The engine belongs to the replica's first server.
-        # The trainer asks next for the records, which include the last tokens of these requests.
+        # Wait until the records include the last tokens: the trainer asks for records next.
         deadline = time.monotonic() + ABORTED_WITHIN_S
         while self._admitted_s and time.monotonic() < deadline:
             await asyncio.sleep(0.01)

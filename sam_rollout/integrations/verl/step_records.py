@@ -37,7 +37,9 @@ class StepRecords:
         sentinel = run.telemetry.sentinel
         self._sentinel = Sentinel(sentinel) if run.sam.enabled and sentinel.enabled else None
         self._reports: list[ReplicaRecords] = []  # records of the current training step
-        self._since_s = self._drained_s = -math.inf  # when `_reports` and the next records begin
+        # `_reports` were recorded since the time `_since_s`. The last records were collected at the
+        # time `_drained_s`.
+        self._since_s = self._drained_s = -math.inf
 
     def collect(
         self, step: int, split: str, drain: Callable[[], Iterable[ReplicaRecords]]

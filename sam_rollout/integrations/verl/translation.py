@@ -50,7 +50,7 @@ def _configure_engine(config: DictConfig, run: RunConfig) -> None:
     if sizes := capture_sizes(config, run.sam):
         asked = sorted(rollout.cudagraph_capture_sizes)
         if sizes != asked:
-            # Comparisons of runs use the sizes that the user asked for.
+            # Recorded, because comparisons of runs use the sizes that the user asked for.
             OmegaConf.update(config, f"{ASKED}.{SIZES}", asked, force_add=True)
         OmegaConf.update(config, SIZES, sizes)
 

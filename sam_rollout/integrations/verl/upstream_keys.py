@@ -132,9 +132,9 @@ def _separate(config: DictConfig, run: RunConfig) -> list[tuple[str, bool, str]]
             "must be false: lending training devices to the rollout was not tried",
         ),
         (
-            f"{run.sam.sources.model.train.PATH}.enabled",
-            not (run.sam.enabled and run.sam.sources.model.trains),
-            f"must be false {needed}, which sends the engines only the policy's weights",
+            f"{run.sam.sources.model.PATH}.enabled",
+            not run.sam.drafts_with_model,
+            f"must be false {needed}: draft models were not tried",
         ),
     ]
 

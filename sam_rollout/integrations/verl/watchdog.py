@@ -26,7 +26,8 @@ LOOK_S = 2.0
 END_S = 30.0  # the trainer has to end within this time after the signal
 SIGNAL = signal.SIGUSR1
 
-# Name of a process -> a call that asks whether it lives. A text as an answer says what is wrong.
+# Name of a process -> a call that asks whether it lives. If the call returns a string that is not
+# empty, the string says what is wrong with the process.
 Parts = Mapping[str, Callable[[], Any]]
 
 

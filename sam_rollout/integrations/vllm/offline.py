@@ -54,7 +54,8 @@ def offline_engine(
     Args:
         worker_extension: Full name of ``SamWorkerExtension`` or a subclass.
         record: Keep records for ``sam_drain``; the caller then has to drain.
-        overrides: Engine arguments. With ``speculative_config`` the drafter is not checked.
+        overrides: Engine arguments. If they include ``speculative_config``, the caller chooses the
+            drafter. Then it is not checked that ours runs.
     """
     prepare_environment()
     from vllm import LLM

@@ -36,7 +36,7 @@ class Group(Generic[Key]):
     slots: dict[str, int] = dataclasses.field(default_factory=dict)  # live request -> slot
     is_over: bool = False  # whether the group is freed with its last live request
     seeded_tokens: int = 0  # tokens of ended texts that the automaton began with
-    due_at: int = 0  # bytes below which the automaton needs no successor
+    due_at: int = 0  # bytes below which the automaton need not be replaced
 
 
 class GroupedTexts(LiveTexts, Generic[Key]):
@@ -80,10 +80,14 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         while True:
             try:
                 self._arrive(self._moving.read(self._bound, token_ids, num_tokens, eligible))
-                return super().catch_up(token_ids, num_tokens, eligible)
+                super().catch_up(token_ids, num_tokens, eligible)
+                return self._read_others()
             except AutomatonFullError as full:
                 (group,) = (one for one in self._all() if one.automaton == full.automaton)
                 self._give_up(group)
+
+    def _read_others(self) -> None:
+        """Let automata read further texts; called after each reading of the rows."""
 
     def settle(self) -> None:
         """Give up groups until the rest fits into memory, then groups with too large automata."""

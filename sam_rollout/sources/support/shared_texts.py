@@ -28,15 +28,15 @@ logger = logging.getLogger(__name__)
 Place = tuple[Hashable, int | None]  # a group, and its automaton once it has one
 
 # Most tokens of other engines that are read per engine step. Drafts save time only while few
-# requests run, and then the other engines' siblings together write fewer tokens per step.
+# requests run. Siblings on other engines then write fewer tokens per step than this.
 TOKENS_PER_STEP = 512
 # Most texts of other engines that may wait to be read or continued.
 MOST_TEXTS = 1024
 # A text without unread tokens is dropped after this many exchanges without a new piece (5 s or
 # more). Its last piece was lost, or came after its group had ended on this engine.
 SILENT_TURNS = 100
-# Limits, as shares of the memory for siblings: of the waiting texts of one direction, and of the
-# waiting texts and automata together, beyond which other engines' texts are not read.
+# Shares of the memory for siblings. The waiting texts of each direction may take the first share.
+# If waiting texts and automata together exceed the second, other engines' texts are not read.
 _WAITING_SHARE, _READING_SHARE = 1 / 8, 3 / 4
 _NEVER = np.iinfo(np.int64).max
 
@@ -127,7 +127,7 @@ class SharedTexts:
     def _make(self, room: int) -> None:
         """Allocate rows for `room` texts that wait to be read, one row each."""
         rows = min(MOST_TEXTS, room)
-        # Untouched pages of zeroed memory cost nothing.
+        # Room for the longest texts: untouched pages of zeroed memory cost nothing.
         self._texts = np.zeros((rows, self._limits.max_model_len), np.int32)
         self._touched = np.zeros(rows, np.int32)  # most tokens that the row has ever held
         self._known = np.zeros(rows, np.int32)  # tokens that the row holds

@@ -53,7 +53,7 @@ def _keep_linear_weights() -> None:
 
 
 def _round_tokens_alike() -> None:
-    """If the sampler is coupled, leave out what makes a token's rounding depend on other tokens.
+    """Make a token's rounding independent of other tokens if the sampler is coupled.
 
     With AMX, vLLM changes the kernel of a small bfloat16 layer at five rows, and oneDNN that of a
     larger layer at about 36 rows. So the first layer of an engine with a coupled sampler switches

@@ -61,7 +61,7 @@ class ScoredPositions:
     def _noting(self, logits: torch.Tensor | None, metadata: Any) -> Any:
         if logits is None or not self._wanted or (metadata is None and not self._likeliest):
             return self._sample(logits, metadata)
-        # Sampling overwrites the logits.
+        # The likeliest tokens are found first, because sampling overwrites the logits.
         likeliest = logits.argmax(-1) if self._likeliest else None
         output = self._sample(logits, metadata)
         try:

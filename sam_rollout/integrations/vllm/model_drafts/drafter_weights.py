@@ -23,8 +23,10 @@ def share_embeddings(loader: Any = None) -> None:
     Call it before graphs are captured. `loader` loads drafters; vLLM's class is the default.
     """
     if loader is None:
-        from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
-
+        try:
+            from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+        except ImportError:  # the plugin loads in releases without draft models, too
+            return
         loader = SpecDecodeBaseProposer
     wrap_once(loader, "_maybe_share_embeddings", _sharing)
 
@@ -60,5 +62,5 @@ def read_again(runner: Any) -> None:
     model, draft_config = runner.drafter.model, speculation.draft_model_config
     with set_current_vllm_config(config):
         get_model_loader(LoadConfig(load_format="auto")).load_weights(model, draft_config)
-        # On a CPU, layers compute with packed copies of their weights.
+        # On a CPU, layers compute with packed copies of their weights, which have to be renewed.
         process_weights_after_loading(model, draft_config, runner.device)

@@ -239,7 +239,7 @@ class EngineDrafter:
             copied = logits.to(torch.float32, copy=True)
             tokens = self._noise.draw_drafts(copied, self._sampling, self._position)
             self._position = self._position + 1
-        # vLLM reserved no memory for a float32 copy of all logits.
+        # Converted in parts, because vLLM reserved no memory for a float32 copy of all logits.
         scores = logits.gather(1, tokens.unsqueeze(1)).squeeze(1).float()
         pieces = logits.split(_ROWS_AT_ONCE)
         sums = torch.cat([piece.float().logsumexp(dim=-1) for piece in pieces])

@@ -114,7 +114,7 @@ class TextScores:
         token = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
         # The same as vLLM's raw log-probabilities.
         logprobs = logits[row].log_softmax(dim=-1, dtype=torch.float32)
-        # Like vLLM; argmax may choose another one of equally likely tokens.
+        # `topk` as in vLLM, because argmax may choose another one of equally likely tokens.
         top = logprobs.topk(1, dim=-1).indices.squeeze(1).tolist()
         values = logprobs.gather(1, token.unsqueeze(1)).squeeze(1).tolist()
         # Every chunk of a long prompt scores the first position; the last chunk's score is right.

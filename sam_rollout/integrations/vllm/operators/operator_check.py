@@ -27,7 +27,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 FIRST_BUCKET = 128  # tokens; every following bucket of context lengths is twice as long
 DECODED_AGAIN = 0  # draft tokens per step when texts are decoded a second time
-# Importing these classes would import vLLM before its environment is set.
+# Names instead of classes, because importing the classes would import vLLM before its environment
+# is set.
 EXTENSION = "sam_rollout.integrations.vllm.operators.known_text.KnownTextExtension"
 PROPOSER = "sam_rollout.integrations.vllm.operators.known_text.KnownTextProposer"
 
@@ -148,7 +149,7 @@ def run(check: OperatorCheck) -> dict[str, Any]:
     contexts = [len(prompt) for prompt in prompts]
     arguments = {
         "dtype": check.dtype,
-        # vLLM stops drafting shortly before this limit.
+        # Room for twice the draft tokens, because vLLM stops drafting close to this limit.
         "max_model_len": max(contexts) + check.max_tokens + 2 * max(check.draft_tokens),
         "max_num_seqs": check.prompts,
         "seed": check.seed,
@@ -175,7 +176,7 @@ def run(check: OperatorCheck) -> dict[str, Any]:
             "number": len(prompts), "prompt_tokens": contexts, "tokens": check.max_tokens
         },
         "rows": rows,
-        # Python's max ignores a NaN unless it comes first.
+        # numpy's maximum, because Python's ignores a NaN unless it comes first.
         "maximum": float(np.max(maxima)),
     }  # fmt: skip
 

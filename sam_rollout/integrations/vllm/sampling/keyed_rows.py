@@ -83,7 +83,7 @@ class RowKeys(LogitsProcessor):
     def _key_outside_training(self, seed: int | None, prompt_ids: list[int]) -> int:
         group = group_of(prompt_ids)
         if seed is not None:
-            # Requests without a seed have sibling numbers >= 0.
+            # Requests without a seed have sibling numbers >= 0, so their keys differ from these.
             return key_of(seed, OUTSIDE_TRAINING, group, sibling=-1)
         sibling = self._arrivals.pop(group, 0)
         self._arrivals[group] = sibling + 1

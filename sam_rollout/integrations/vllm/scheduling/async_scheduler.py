@@ -30,7 +30,7 @@ def attach(output: Any, note: Note) -> None:
 
 
 class LateBindingScheduler(AsyncScheduler):
-    """vLLM's asynchronous scheduler, with placeholders only when drafts are wanted."""
+    """vLLM's asynchronous scheduler, changed to reserve placeholders only for wanted drafts."""
 
     _wants_drafts = _wants_made = False
 

@@ -65,7 +65,7 @@ class DpExchange:
         both = torch.cat([tensor, reports.to(tensor.device, non_blocking=True)])
         self.dist.all_reduce(both, **kwargs)
         tensor.copy_(both[:fields])
-        self._received = both[fields:]  # a copy to the host would wait
+        self._received = both[fields:]  # on the device: a copy to the host would wait
         self._exchanges += 1
         return None
 

@@ -46,7 +46,7 @@ class WithOutput:
 
 
 class SyncScheduler(Scheduler):
-    """vLLM's synchronous scheduler, which takes drafts from a step's output."""
+    """vLLM's synchronous scheduler, changed to take drafts from a step's output."""
 
     drafts_came = False  # whether the last output carried our mark, with drafts or without
     _wants_made = True

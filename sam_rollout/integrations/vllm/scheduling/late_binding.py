@@ -1,15 +1,15 @@
 """The worker's half of late binding: our drafter with vLLM's asynchronous scheduling.
 
-vLLM schedules step n + 1 while step n is on the device. Its drafts follow from the tokens of step
-n, so the scheduler only reserves placeholders for k draft tokens per request, or none
-(`async_scheduler.py`). A step can run in three ways:
+vLLM schedules step n + 1 while step n is on the device. The drafts for step n + 1 follow from the
+tokens of step n. So the scheduler only reserves placeholders for k draft tokens per request, or
+none (`async_scheduler.py`). Step n + 1 can run in three ways:
 
 * **Without placeholders**: it is launched at once. The tokens of step n are read while it runs.
 * **Prepared ahead**, if few requests run: the step is prepared with a token in every placeholder.
   Right before the forward pass, drafts are written into the input. Placeholders without a draft
   hold arbitrary tokens.
 * **Bound**, if many requests run: the worker waits for the tokens of step n, drafts, and prepares a
-  copy of the step that has only the drafts.
+  copy of the step with these drafts and without unused placeholders.
 """
 
 from __future__ import annotations

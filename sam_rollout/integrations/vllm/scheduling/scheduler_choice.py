@@ -149,7 +149,7 @@ def _choosing(original: Any) -> Any:
         finally:
             module.NgramGPUTypes = names
         scheduler = self.scheduler_config
-        # The platform may have chosen another worker.
+        # The platform may have chosen a worker for which our drafter needs synchronous scheduling.
         if scheduler.async_scheduling and why_synchronous(self, vllm.__version__):
             scheduler.async_scheduling = False
         if scheduler.async_scheduling or scheduler.scheduler_cls is None:

@@ -53,7 +53,10 @@ def why_no_trees(runner: Any, vllm_config: Any, config: SamConfig) -> str:
         return "layers of several kinds, or positions of several dimensions"
     context = runner.compilation_config.static_forward_context.values()
     layers = [layer for layer in context if hasattr(layer, "impl")]  # experts have none
-    attention = _attention_of_device()
+    try:
+        attention = _attention_of_device()
+    except (ImportError, AttributeError) as error:
+        return f"this release of vLLM lacks what trees need: {error}"
     if {type(layer.impl) for layer in layers} != {attention.implementation}:
         return "layers other than plain attention"
     if {layer.impl.sliding_window for layer in layers} - {None, -1, (-1, -1)}:

@@ -26,7 +26,7 @@ from sam_rollout.integrations.vllm.trees.step_trees import (
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
-# Differences in a trial that rounding explains, where values are about 1.
+# Largest differences that count as rounding in the trial, whose values are about 1.
 ROUNDING = {torch.float32: 2e-3, torch.float16: 0.04, torch.bfloat16: 0.04}
 
 
@@ -61,7 +61,7 @@ class SplitStep(NamedTuple):
         counts, first = trees.counts[rows] + 1, trees.first[rows]
         node = np.arange(counts.max())
         is_real = node < counts[:, None]
-        # A request whose last known token is not its first one in the step has more context.
+        # Tokens of the step before the last known token are context, too.
         context = computed[rows] + first - starts[rows]
 
         def on_device(array: np.ndarray, kind: type = np.int64) -> torch.Tensor:

@@ -125,7 +125,14 @@ def test_engine_arguments_of_others_stay():
             "acc",
         ),
         (
-            ["dynamic_sampling=refill", "trainer.v1.trainer_mode=sam_separate_async"],
+            [
+                "dynamic_sampling=refill",
+                "trainer.v1.trainer_mode=sam_separate_async",
+                "actor_rollout_ref.rollout.nnodes=1",
+                "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+                "trainer.v1.separate_async.parameter_sync_step=1",
+                "actor_rollout_ref.actor.ppo_mini_batch_size=${data.train_batch_size}",
+            ],
             "AsyncRefillReplayBuffer",
             "acc",
         ),

@@ -81,7 +81,7 @@ def test_an_asynchronous_trainer_refuses_what_waits_or_begins_anew(mode, overrid
         ("trainer.v1.separate_async.parameter_sync_step=2", r"data.train_batch_size .*must be"),
         ("trainer.v1.separate_async.hybrid_rollout.enable_switch=true", "must be false"),
         ("actor_rollout_ref.hybrid_engine=false", r"hybrid_engine .*must be true"),
-        ("sam=trained", r"model.train.enabled .*only the policy's weights"),
+        ("sam=joined", r"sources.model.enabled .*must be false"),
     ],
 )
 def test_engines_with_devices_of_their_own_need_weights_from_elsewhere(override, refused):
