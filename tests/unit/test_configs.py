@@ -102,7 +102,9 @@ def test_every_experiment_can_be_run(path, capsys):
     check(config)
     assert capsys.readouterr().out == "", "no notes on the settings we ship"
     assert config.trainer.experiment_name == path.stem, "or two experiments share a run folder"
-    if config.trainer.save_freq > 0 and config.trainer.device != "cpu":
+    saves = config.trainer.save_freq > 0
+    assert saves or not path.stem.startswith("qwen3_"), "large models train for days"
+    if saves and config.trainer.device != "cpu":
         assert 0 < config.trainer.max_actor_ckpt_to_keep <= 2, "checkpoints are large"
 
 

@@ -42,6 +42,7 @@ class Engine:
     Attributes:
         rows: Number of requests; the first ones may have drafts.
         may: Share of requests that may have drafts of each shape.
+        heard: Shapes whose offers the gate hears of.
         shapes: Shape of the drafts of each step, or None.
     """
 
@@ -55,7 +56,7 @@ class Engine:
     ) -> None:
         self.seconds, self.rows, self.noise, self.offers = seconds, rows, noise, offers
         self.gate = AutoGate(Limits(64, 1 << 20, k=K), EXPLORATION, shapes=2)
-        self.may = may
+        self.may, self.heard = may, (CHAIN, TREE)
         self.shapes: list[int | None] = []
         self.trials: list[bool] = []
         self._random = np.random.default_rng(0)
@@ -97,7 +98,7 @@ class Engine:
                 is_right = proved[:drafting, place].sum()
                 of_place = drafting, drafting, is_right, drafting * chances[place]
                 told[:, class_of(chances[place])] += of_place
-            offered = Offered(drafting, told)
+            offered = Offered(drafting, told) if shape in self.heard else None
         sampled = (1 + right).astype(np.int32)
         self._context += int(sampled.sum())
         self.passed_s += seconds
@@ -195,6 +196,26 @@ def test_the_shape_follows_the_requests_that_may_have_trees():
     engine.may = (1.0, 1.0)
     engine.run(500)
     assert engine.share_of(TREE, 100) > 0.9
+
+
+def test_a_series_of_trials_ends_where_nothing_is_heard_of_it():
+    engine = Engine(linear)
+    engine.heard = (CHAIN,)
+    engine.run(2000)
+    assert 0 < engine.shapes.count(TREE) < 200
+
+
+def test_a_series_of_trials_is_dropped_where_another_load_changed_the_shape():
+    """It was one of trees; the next one, of chains, must not go on with what it heard."""
+    sure = np.ones(K)
+    engine = Engine(lambda tokens, shape: 20e-3, rows=2, offers=(sure, sure))
+    while engine.shapes.count(TREE) < 40:  # the second series is under way
+        engine.run(1)
+    engine.rows, engine.may = 8, (0.0, 1.0)
+    engine.run(1)
+    engine.rows, engine.may = 2, (1.0, 1.0)
+    engine.run(20)
+    assert engine.shapes[-20:] == [TREE] * 20, "a new series has to wait"
 
 
 def test_trials_are_as_rare_where_the_number_of_requests_goes_up_and_down():

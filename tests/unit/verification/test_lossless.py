@@ -209,6 +209,19 @@ def test_a_request_alone_gets_what_it_gets_in_a_batch(way, vocabulary):
         assert output[0].tolist() == together[request, : counts[request] + 1].tolist()
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_of_nan_yield_valid_ids_and_leave_the_others_alone(way, vocabulary):
+    layout = layout_of(torch.full((12,), K))
+    probabilities = target(layout.num_rows, vocabulary)
+    drafts = probabilities[layout.rows[:, :-1].flatten()].argmax(dim=-1)
+    good = verify(way, layout, drafts, probabilities)
+    probabilities[: 4 * (K + 1)] = float("nan")
+    output = verify(way, layout, drafts, probabilities)
+    assert ((output >= NO_TOKEN) & (output < vocabulary)).all()
+    assert (output[:, 0] >= 0).all()
+    assert output[4:].tolist() == good[4:].tolist()
+
+
 @pytest.mark.parametrize("distribution", [False, True])
 def test_scratch_memory_changes_nothing(vocabulary, distribution):
     counts = torch.arange(40) % (K + 1)

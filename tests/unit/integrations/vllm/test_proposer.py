@@ -3,16 +3,21 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from vllm.config import CUDAGraphMode
+from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 from vllm.v1.structured_output import StructuredOutputManager
 
 from sam_rollout.config import ConfigError, GateConfig, SamConfig, SourcesConfig
 from sam_rollout.core.identity import identify
+from sam_rollout.integrations.verl.graphs import capture_sizes, filled_up_requests, graph_mode
+from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.integrations.vllm.drafting.proposer import RunnerRequests, SamProposer
 from sam_rollout.integrations.vllm.drafting.startup_check import check_drafters
 from sam_rollout.integrations.vllm.engine_settings import engine_arguments
 from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockstep
 from sam_rollout.sources.prompt import PromptSourceConfig
 from tests.unit.session.engine import MAX_LENGTH, MAX_ROWS, START, K, next_of_period
+from tests.unit.test_configs import composed
 
 
 def vllm_config(config: SamConfig) -> SimpleNamespace:
@@ -127,6 +132,33 @@ def test_an_engine_with_another_number_of_draft_tokens_is_refused():
     config.speculative_config.num_speculative_tokens = 4
     with pytest.raises(ConfigError, match=r"num_speculative_tokens = 4.*max_draft_tokens = 3"):
         SamProposer(config)
+
+
+@pytest.mark.parametrize("name", ["article_32b_graph", "reference_script_235b_grpo"])
+def test_a_presets_graphs_hold_every_filled_up_step(name):
+    """vLLM's dispatcher agrees with what is computed before an engine starts."""
+    preset = composed(f"experiment={name}", "sam=matched")
+    sam, rollout = read_run_config(preset).sam, preset.actor_rollout_ref.rollout
+    k, most, sizes = sam.max_draft_tokens, rollout.max_num_seqs, capture_sizes(preset, sam)
+    config = vllm_config(SamConfig(max_draft_tokens=k, scheduling="sync"))
+    config.scheduler_config.max_num_seqs = most
+    config.scheduler_config.max_num_batched_tokens = rollout.max_num_batched_tokens
+    config.num_speculative_tokens, config.lora_config = k, None
+    mode = CUDAGraphMode[graph_mode(preset)]
+    config.compilation_config = SimpleNamespace(
+        cudagraph_mode=mode,
+        cudagraph_capture_sizes=sizes,
+        max_cudagraph_capture_size=sizes[-1],
+        compile_sizes=[],
+    )
+    runner = Runner()
+    runner.cudagraph_dispatcher = CudagraphDispatcher(config)
+    runner.cudagraph_dispatcher.initialize_cudagraph_keys(mode, 1 + k)
+    runner.proposer = SamProposer(config)
+    runner.bind(record=False)
+    padding = runner.proposer.session.padding
+    assert all(padding.applies(rows, gate_open=False) for rows in range(1, most + 1))
+    assert filled_up_requests(preset, sam) == most
 
 
 class SampledBy:
