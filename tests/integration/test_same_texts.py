@@ -42,7 +42,7 @@ from tests.integration.responses import (
 )
 
 OFF = SamConfig(enabled=False)
-SIBLINGS, LONGEST = 2, 120
+SIBLINGS, LONGEST = 2, 150
 ALWAYS, CLOSED = GateConfig("threshold", 10_000), GateConfig("closed")
 AUTO = GateConfig("auto", exploration=0.1)
 # There are 10 usable blocks: enough for eight prompts, too few for eight responses.
