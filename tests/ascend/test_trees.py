@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch_npu
+import vllm_ascend.sample.rejection_sampler  # noqa: F401  # first: other modules import in a circle
 from npu_stand_in.operators import npu_attention_update, npu_fused_infer_attention_score
 
 from sam_rollout.integrations.vllm.trees.split_attention import ROUNDING
