@@ -109,7 +109,8 @@ def test_a_head_learns_along_on_megatron(train):
     assert steps[1]["sam/head_training/updates"] > 0
     for metrics in steps.values():
         assert metrics["sam/head_training/failures"] == metrics["sam/draft/failures"] == 0
-        assert metrics["sam/head_training/length"] > 2.5
+        if metrics["sam/head_training/updates"]:  # on a busy machine a step may have no time left
+            assert metrics["sam/head_training/length"] > 2.5
         assert metrics["sam/draft/accepted_model"] > 0
     assert (run.folder.path / "checkpoints" / "draft_head" / "model.safetensors").is_file()
 
