@@ -141,7 +141,7 @@ def _positive(config: DictConfig) -> Iterator[Rule]:
         f"{ACTOR}.ppo_mini_batch_size",
         "reward.num_workers",
     ]
-    if config.trainer.v1.trainer_mode == SEPARATE_NAME:
+    if is_separate(config):
         fields += [f"{ROLLOUT}.nnodes", f"{ROLLOUT}.n_gpus_per_node"]
     if config.trainer.total_training_steps is not None:
         fields.append("trainer.total_training_steps")

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import RunConfig
 from sam_rollout.integrations.verl.check_results import Fact, hold
+from sam_rollout.integrations.verl.layouts import is_separate
 from sam_rollout.integrations.verl.registered_names import (
     AGENT_LOOP_MANAGER,
     ASYNC_TRAINERS,
@@ -45,7 +46,7 @@ def check_upstream_keys(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
     rules = [*_served(config, run), *_older(config), *_ours(config, run.sampling.kind)]
     if config.trainer.v1.trainer_mode in ASYNC_TRAINERS:
         rules += _asynchronous(config, run)
-    if config.trainer.v1.trainer_mode == SEPARATE_NAME:
+    if is_separate(config):
         rules += _separate(config, run)
     hold((f, OmegaConf.select(config, f), right, allowed) for f, right, allowed in rules)
     yield from ()

@@ -46,7 +46,7 @@ def test_steps_and_requests_stay_with_their_engine():
     assert [table["replica"].to_pylist() for table in drained] == [[4, 4], [5]]
     finished = [SimpleNamespace(request_id=name) for name in "abcd"]
     shares = [[r.request_id for r in share] for share in recorders.share_out(finished)]
-    assert shares == [["a", "c"], ["b", "d"]], "c is known to nobody and goes to the first"
+    assert shares == [["a", "c"], ["b", "d"]], "no engine knows c, so it goes to the first"
 
 
 def test_requests_that_ended_without_a_response_are_forgotten_at_the_second_drain():
@@ -55,4 +55,4 @@ def test_requests_that_ended_without_a_response_are_forgotten_at_the_second_drai
     recorders.record(scheduler(), progress(finished=("late", "none")), engine_idx=1)
     assert recorders.share_out([]) == [[], []]
     assert recorders.share_out([late]) == [[], [late]]
-    assert recorders.share_out([none]) == [[none], []], "it is known to nobody any more"
+    assert recorders.share_out([none]) == [[none], []], "engine 1 has forgotten this request"
