@@ -23,8 +23,6 @@ EXTENSION = "sam_rollout.integrations.vllm.worker.SamWorkerExtension"
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # See `cpu_workarounds.py`; vLLM keeps the value that a process's first engine has.
-    "VLLM_CPU_ATTN_SPLIT_KV": "0",
     "OMP_NUM_THREADS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # standard output is for results

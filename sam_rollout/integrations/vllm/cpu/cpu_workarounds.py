@@ -63,6 +63,7 @@ def _round_tokens_alike() -> None:
     token in the step. A token of a verify step has all its keys in one thread, so the sums of plain
     decoding have another order. `VLLM_CPU_ATTN_SPLIT_KV=0` keeps the keys together.
     """
+    from vllm import envs
     from vllm.config import get_current_vllm_config_or_none
 
     if is_wrapped(torch.cpu, "_is_amx_tile_supported"):
@@ -76,6 +77,7 @@ def _round_tokens_alike() -> None:
             is_coupled = settings_of(config).sampler.kind.startswith("coupled")
             if is_coupled:
                 os.environ.setdefault("VLLM_CPU_ATTN_SPLIT_KV", "0")
+                envs.disable_envs_cache()  # an earlier engine of this process freezes the variables
                 if has_amx:
                     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
         return has_amx and not is_coupled
