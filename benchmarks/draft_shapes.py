@@ -39,14 +39,16 @@ SIDES = {
 
 
 class Device(TreeSession):
-    def __init__(self, side: str, milliseconds: Callable[[int], float], longest: int) -> None:
+    def __init__(
+        self, side: str, milliseconds: Callable[[int], float], longest: int, rows: int = ROWS
+    ) -> None:
         shape, k = SIDES[side]
         gate = GateConfig("closed" if side == "no drafts" else "auto")
         self.clock_s = self.drafting_s = 0.0
         self.scored = self.tree_steps = 0
         self._milliseconds = milliseconds
         config = drafting(TEXTS, shape, k, gate=gate)
-        super().__init__(config, ROWS, longest + k + 1, lambda: self.clock_s)
+        super().__init__(config, rows, longest + k + 1, lambda: self.clock_s)
 
     def step(self, *batch: Any, **options: bool) -> DraftBatch:
         drafts = super().step(*batch, **options)

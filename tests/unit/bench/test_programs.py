@@ -1,5 +1,6 @@
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,3 +52,13 @@ def test_a_device_of_given_step_times_samples_a_text_again(side, fewest):
     row = measure([text_that_repeats()], side, "flat")
     assert 179 / row["steps"] >= fewest
     assert row["ms_per_token"] >= 20 * row["steps"] / 179
+
+
+def test_an_asynchronous_trainer_never_sees_the_tail():
+    from benchmarks.async_emulated import ASYNC, SYNC, measure
+
+    short = [replace(text_that_repeats(), group=str(n)) for n in range(70)]
+    long = replace(short[0], response=np.tile(short[0].response, 4))
+    found = measure([*short, long], "no drafts", 64)
+    assert found[ASYNC]["ms_per_token"] < found[SYNC]["ms_per_token"]
+    assert found[ASYNC]["ms_per_token"] == pytest.approx(20 / 64, rel=0.1)
