@@ -82,6 +82,19 @@ def test_figures_of_the_pretrained_model_follow_from_the_record(readme):
     assert len(same) == 3 and not missing(said, section_with("benchmarks.smollm2", readme))
 
 
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: path.name)
+def test_figures_of_the_long_tail_follow_from_the_record(readme):
+    record = json.loads((ROOT / RESULTS / "long_tail_smollm2_cpu.json").read_text(encoding="utf-8"))
+    faster = record["summary"]["sam/engine/rollout_s"]["off/on"]
+    rounds = record["compared"]["on"]
+    said = {
+        "date": [record["machine"]["date"]],
+        "times as fast": [f"{faster[name]:.2f}" for name in ("median", "low", "high")],
+        "the same": [str(sum(one[n] for one in rounds)) for n in ("identical", "responses")],
+    }
+    assert not missing(said, section_with("benchmarks.long_tail", readme))
+
+
 def section_with(word: str, readme: Path) -> str:
     sections = re.split(r"^#+ ", readme.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return next(text for text in sections if word in text)
