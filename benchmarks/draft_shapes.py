@@ -35,6 +35,7 @@ SIDES = {
     "chain of 16": ("chain", 16),
     "tree of 16": ("tree", 16),
     "auto of 16": ("auto", 16),
+    "tree of 32": ("tree", 32),
 }
 
 

@@ -1,7 +1,7 @@
 """Measures what an EAGLE-3 head learns from recorded texts, and how long its training takes.
 
     python -m benchmarks.head_training [--output FILE]
-    python -m benchmarks.head_training --smollm2 --traces outputs/learning/smollm2_cpu/off
+    python -m benchmarks.head_training --smollm2 --traces benchmarks/results/smollm2_run
 
 The texts are recorded responses of the tiny model at temperature 1, or of SmolLM2's learning run
 (`benchmarks/learning.py`). One prompt in six is held out. Acceptance is measured by draft position
@@ -19,14 +19,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
 from benchmarks.measuring import MODEL, UseSmolLM2, parser, write_record
 from sam_rollout.bench.machine_record import machine
+from sam_rollout.telemetry.records import RunFolder
 
 TEXTS = MODEL.parent / "tiny_qwen3.parquet"
-THREADS, UPDATES = 2, (500, 1500)  # the command's default is 1500 updates
+UPDATES = (500, 1500)  # the command's default is 1500 updates
 
 
-def train(model: Path, texts: Path, updates: int, folder: Path) -> dict[str, Any]:
+def train(model: Path, texts: Path, threads: int, updates: int, folder: Path) -> dict[str, Any]:
     """Train a head into `folder`; return its acceptance on held-out responses and the times."""
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     subprocess.run(
@@ -34,7 +38,7 @@ def train(model: Path, texts: Path, updates: int, folder: Path) -> dict[str, Any
             sys.executable, "-m", "sam_rollout.cli", "head", "train", "--model", model,
             "--traces", texts, "--output", folder, "--updates", str(updates),
         ],
-        check=True, env={**os.environ, "OMP_NUM_THREADS": str(THREADS)},
+        check=True, env={**os.environ, "OMP_NUM_THREADS": str(threads)},
     )  # fmt: skip
     wall_s = time.monotonic() - start
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -48,16 +52,28 @@ def main() -> None:
     options = parser(__doc__, "head_training_tiny_cpu")
     options.add_argument("--smollm2", action=UseSmolLM2)
     options.add_argument("--traces", type=Path, default=TEXTS)
+    options.add_argument("--first-steps", type=int, help="use these steps of a run's texts only")
+    options.add_argument("--threads", type=int, default=2)
     options.add_argument("--updates", type=int, nargs="+", default=UPDATES)
     options.add_argument("--work-dir", type=Path, default=Path("outputs/heads"))
     arguments = options.parse_args()
     about = machine("torch", "transformers")
-    given = arguments.model, arguments.traces
+    texts = arguments.traces
+    if arguments.first_steps:
+        texts = arguments.work_dir / "texts.parquet"
+        texts.parent.mkdir(parents=True, exist_ok=True)
+        rows = RunFolder(arguments.traces).read("traces")
+        pq.write_table(rows.filter(pc.field("step") <= arguments.first_steps), texts)
+    given = arguments.model, texts, arguments.threads
     rows = [
         train(*given, updates, arguments.work_dir / f"{arguments.model.parent.name}-{updates}")
         for updates in arguments.updates
     ]
-    record = {"machine": about, "setting": {"threads": THREADS}, "rows": rows}
+    record = {
+        "machine": about,
+        "setting": {"threads": arguments.threads, "first_steps": arguments.first_steps},
+        "rows": rows,
+    }
     write_record(record, arguments.output)
 
 
