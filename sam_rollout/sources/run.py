@@ -291,9 +291,8 @@ SOURCE = SourceEntry(
         Metric(
             "run_restarts",
             "automata",
-            "Automata that were replaced by a new one with the newest texts, because they had "
-            "grown too large or an interrupted run's texts were read. No request loses its drafts "
-            "by that.",
+            "Automata replaced by a new one with the newest texts, because they had grown too "
+            "large or an interrupted run's texts were read. Requests keep their drafts.",
         ),
     ),
     check=check_corpus,
