@@ -143,7 +143,7 @@ find_state() {
     fi
 }
 
-# Ends with one line for every file that was changed otherwise.
+# Prints one line for every file with other changes, and ends.
 refuse_changed() {
     local file patches lines=()
     local patches_in="$FOLDER" expected="$FOLDER/pristine.sha256" of="$NAME $VERSION"
@@ -235,7 +235,7 @@ find_package() {
     FOLDER="$PATCHES/$NAME-$VERSION"
     RECORD="$PACKAGE_ROOT/.sam_rollout-$NAME-$VERSION"
     [ -d "$FOLDER" ] && return
-    # The record also allows to undo patches of another checkout.
+    # With the record, patches of another checkout can be undone, too.
     case "$ACTION" in undo | status) [ ! -d "$RECORD" ] || return 0 ;; esac
     die "$NAME $VERSION was found in $PACKAGE_ROOT; there are patches for" \
         "$NAME $(supported_versions)"

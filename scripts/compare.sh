@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Trains pairs of runs without and with SAM in turn, and compares them. Both runs of a pair have the
-# same seed; each pair has another one. The run without SAM is the first of a pair, because the other
-# run shows its metrics beside the first one's. The first run on a machine also pays for reading files
-# and for compiling, which would count in favour of SAM. Most of this time is in the first step, so the
+# same seed; each pair has another seed. The run without SAM comes first, because the run with SAM logs
+# that run's metrics beside its own. The first run on a machine also pays for reading files and for
+# compiling, which would count in favour of SAM. This happens mostly in the first step, so the
 # comparison leaves out the first step of all runs.
 #
 #   scripts/compare.sh experiment=tiny_cpu                                  # three pairs of runs
@@ -15,9 +15,9 @@
 #   skip_first=N   number of first steps that are not compared; default 1, or 0 with
 #                  trainer.total_training_steps=1
 #
-# The same command continues after an interruption. Finished runs are kept. A run with one of verl's
-# checkpoints (trainer.save_freq) is resumed from it. Another run starts again in a new folder. repeats
-# and skip_first may change: runs are then added, or the same runs are compared again.
+# The same command continues after an interruption. Finished runs are kept. A run with a checkpoint
+# (trainer.save_freq) is resumed. Any other run starts again in a new folder. repeats and skip_first may
+# change: runs are then added, or the same runs are compared again.
 #
 # Variables:
 #   OUTPUT_DIR   folder of the runs base-1, sam-1, base-2, ...; default outputs/compare/<experiment>.

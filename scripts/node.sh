@@ -59,7 +59,7 @@ fi
 # shellcheck disable=SC1090
 source "$ENVIRONMENTS/$DEVICE.sh"
 
-# With a token, Ray requires it of every connection. Head and workers need the same mode.
+# If a token is set, Ray requires it for every connection. Head and workers need the same mode.
 set_default RAY_AUTH_MODE "$([ -n "${RAY_AUTH_TOKEN:-}" ] && echo token || echo disabled)"
 
 find_place "$@"
