@@ -171,7 +171,7 @@ train() {
     trap 'kill -TERM "$RUN_PID" "$FOLLOWER_PID" 2> /dev/null || true' EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
-    wait "$FOLLOWER_PID" || true # in the background, both: a signal is heeded at once
+    wait "$FOLLOWER_PID" || true # both run in the background, so a signal is handled at once
     wait "$RUN_PID" || status=$?
     trap - EXIT INT TERM
     case "$TIMEOUT_S:$status" in
