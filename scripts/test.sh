@@ -24,7 +24,7 @@ RESULTS="$ALL_RESULTS/$$"
 VENV_PYTHON="$ROOT/.venv/bin/python"
 # vLLM-Ascend's Python parts need vLLM 0.23 and other versions of what both use.
 ASCEND_PYTHON="$ROOT/.venv-ascend/bin/python"
-KILL_AFTER_S=30 # limit for a process to stop after its part's time is over
+KILL_AFTER_S=30 # time for a process to stop after its part's time limit
 
 # Images often forbid Python to cache compiled code. Compiling would take most of the tests' time.
 unset PYTHONDONTWRITEBYTECODE

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Environment of a node without an accelerator; scripts/node.sh sources it before Ray starts. Variables
-# that the shell has set are kept. INTERFACE is the network interface of training. Settings that are the
+# that the shell has set are kept. INTERFACE is the network interface for training. Settings that are the
 # same on all nodes are in configs/device/cpu.yaml.
 
 # By default, gloo uses the address of the host name, which is often 127.0.0.1.
