@@ -98,7 +98,7 @@ run_patch() {
         patch --directory="$tree" --strip=1 --fuzz=0 --force --no-backup-if-mismatch --reject-file=- \
             ${direction[@]+"${direction[@]}"} --input="$file"
     else
-        # In a repository, git would resolve the paths from its top.
+        # In a repository, git would resolve the paths from the repository's top folder.
         GIT_CEILING_DIRECTORIES="$(dirname "$tree")" git -C "$tree" apply \
             ${direction[@]+"${direction[@]}"} "$file"
     fi > "$WORK/log" 2>&1
@@ -139,7 +139,7 @@ find_state() {
     if [ -d "$RECORD" ] && matches "$PACKAGE_ROOT" "$RECORD/patched.sha256"; then
         STATE=applied
     elif matches "$PACKAGE_ROOT" "$pristine"; then
-        STATE=unpatched # with a record: the package was installed again since
+        STATE=unpatched # if there is a record, the package was installed again
     fi
 }
 

@@ -37,7 +37,7 @@ if [ -n "${PYTHON:-}" ]; then
     command -v "$PYTHON" > /dev/null || die "PYTHON=$PYTHON: there is no such command"
 else
     PYTHON="$ROOT/.venv/bin/python"
-    [ -x "$PYTHON" ] || PYTHON=python3 # a vendor's image, scripts/install.sh --into-current-env
+    [ -x "$PYTHON" ] || PYTHON=python3 # in a vendor's image, after install.sh --into-current-env
 fi
 COMPARE="${COMPARE:-$PYTHON -m sam_rollout.cli compare}"
 SEED="${SEED:-1}"

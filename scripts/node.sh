@@ -15,7 +15,7 @@ ENVIRONMENTS="$ROOT/scripts/env"
 
 cd "$ROOT"
 PYTHON="${PYTHON:-$ROOT/.venv/bin/python}"
-[ -x "$PYTHON" ] || PYTHON=python3 # a vendor's image, scripts/install.sh --into-current-env
+[ -x "$PYTHON" ] || PYTHON=python3 # in a vendor's image, after install.sh --into-current-env
 
 # --help has to work even if the checks below fail.
 case "${1:---help}" in

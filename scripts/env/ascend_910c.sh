@@ -18,7 +18,7 @@ source_if_there "$ASCEND_ROOT/nnal/atb/set_env.sh"
 # Ray must not hide dies from workers. verl chooses a die by rank among all dies of the node.
 set_default RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES 1
 
-# HCCL's ranks find each other here; data goes over the NPUs' own network.
+# HCCL's ranks find each other through this interface; data goes over the NPUs' own network.
 set_default HCCL_SOCKET_IFNAME "$INTERFACE"
 # By default, gloo and TensorPipe use the address of the host name, which is often 127.0.0.1.
 set_default GLOO_SOCKET_IFNAME "$INTERFACE"
@@ -26,7 +26,7 @@ set_default TP_SOCKET_IFNAME "$INTERFACE"
 
 # verl sets HCCL_HOST_SOCKET_PORT_RANGE and HCCL_NPU_SOCKET_PORT_RANGE to "auto" in the processes of a
 # run. If a firewall needs known ports, set both in the shell on every node, as verl's multi-node
-# examples do (60000-60050 and 61000-61050); each process on a node takes one.
+# examples do (60000-60050 and 61000-61050); each process on a node takes one port.
 
 # glibc's allocator fragments the large host memory of offloading and weight transfer.
 preload_first /usr/lib/aarch64-linux-gnu/libjemalloc.so.2 /usr/lib64/libjemalloc.so.2 \
