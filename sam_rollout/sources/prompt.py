@@ -53,10 +53,10 @@ class PromptSourceConfig(Section):
         4_000_000_000,
         minimum=1 << 20,
         meaning="Memory of one engine, in addition to that of `own`: about "
-        f"{LIVE_BYTES_PER_TOKEN} bytes per token of this step's and earlier responses. If they "
-        "need more, earlier responses are dropped first, then prompts whose responses have all "
-        "ended, then prompts without a running request. A dropped prompt's requests draft nothing "
-        "from this source until they end.",
+        f"{LIVE_BYTES_PER_TOKEN} bytes per token of this step's and earlier responses. If it is "
+        "full, earlier responses are dropped first, then prompts whose responses have all ended, "
+        "then prompts without a running request. A dropped prompt's requests draft nothing from "
+        "this source until they end.",
     )
     share: bool = setting(
         True,
@@ -248,8 +248,7 @@ SOURCE = SourceEntry(
             "shared_lost",
             "pieces",
             "Pieces of responses that did not reach another engine, because it was gone or too "
-            "slow to take them. Ended responses that no engine asked for before the training "
-            "step's end, or before their place was needed, are not counted.",
+            "slow to take them. Ended responses that no engine asked for in time are not counted.",
         ),
     ),
 )

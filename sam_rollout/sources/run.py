@@ -63,8 +63,8 @@ class RunSourceConfig(Section):
         2_000_000_000,
         minimum=1 << 20,
         meaning="Memory of one engine, in addition to that of `own` and `prompt`: about "
-        f"{LIVE_BYTES_PER_TOKEN} bytes per token. Where live texts alone fill it, their automaton "
-        "is given up, and these requests draft nothing from this source until they end.",
+        f"{LIVE_BYTES_PER_TOKEN} bytes per token. If the texts of unfinished requests alone fill "
+        "this memory, these requests draft nothing more from this source.",
     )
     corpus: str = setting(
         "",

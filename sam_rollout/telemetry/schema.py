@@ -295,10 +295,11 @@ _TRAINER = (
     Metric("compare/tail_time_baseline", "s", "The baseline's sam/tail/time_s.", STEP),
     Metric("compare/step_s_baseline", "s", "The baseline's timing_s/step.", STEP),
     Metric("compare/response_length_baseline", "tokens",
-           "The baseline's response_length/mean. If this run's differs, the texts differ.", STEP),
+           "The baseline's response_length/mean. If this run's value differs, the texts "
+           "differ.", STEP),
     Metric("compare/reward_baseline", "1",
-           "The baseline's critic/rewards/mean. If this run's differs more and more, the sides "
-           "learn differently.", STEP),
+           "The baseline's critic/rewards/mean. If this run's value differs more and more, the "
+           "sides learn differently.", STEP),
     Metric("compare/probs_diff_baseline", "1",
            "The baseline's training/rollout_probs_diff_mean, which the sentinel compares.", STEP),
     Metric("compare/speedup_rollout", "1",
