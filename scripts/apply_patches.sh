@@ -226,7 +226,7 @@ status() {
     [ "$STATE" = applied ]
 }
 
-# Sets the variables of the functions above; fails if the package is not found.
+# Finds the package and sets NAME, VERSION and its folders; fails if the package is not found.
 find_package() {
     local found
     found="$("$PYTHON" "$LIB/find_package.py" "$NAME" ${TARGET:+"$TARGET"})" || return 1

@@ -236,7 +236,8 @@ _GATE = (
            lambda r: r.counted_ratio("gate/measured_s", "gate/measured_tokens", 1e3)),
     Metric("gate/predicted_ms_per_token", "ms",
            "With sam.gate.kind=auto: the prediction for measured_ms_per_token. If they differ "
-           "much, the gate decides by wrong times; sam.gate.kind=threshold needs no times.", MEAN,
+           "strongly, the gate decides with wrong times; sam.gate.kind=threshold needs no "
+           "times.", MEAN,
            lambda r: r.counted_ratio("gate/predicted_s", "gate/measured_tokens", 1e3)),
     Metric("gate/trial_loss_share", "1",
            "With sam.gate.kind=auto: time lost by trials of other choices / time of all steps. "
