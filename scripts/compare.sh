@@ -90,7 +90,7 @@ OUTPUT_DIR="$(realpath -m "$OUTPUT_DIR")"
 PLAN="$OUTPUT_DIR/plan.txt"
 cd "$ROOT"
 
-declare -A OPTION=([base]=off [sam]=on) # run folders are named by side, Hydra's group by option
+declare -A OPTION=([base]=off [sam]=on) # a run folder has the name of its side; Hydra needs the option
 RUNS=()
 for ((pair = 1; pair <= REPEATS; pair++)); do RUNS+=("base-$pair" "sam-$pair"); done
 
