@@ -189,7 +189,7 @@ trap 'exit 143' TERM HUP
 
 STARTED=$SECONDS
 if [ "$PARTS" = "$ALL_PARTS" ]; then
-    # This precedes the lanes, because it installs the checkout, whose metadata other parts read.
+    # This comes before the lanes, because it installs the checkout, whose metadata other parts read.
     scripts/lib/ascend_tests_environment.sh || say "no environment for ascend"
     # shellcheck disable=SC2086  # a group is a list of parts
     for group in "${GROUPS_OF_PARTS[@]}"; do run_group $group; done
