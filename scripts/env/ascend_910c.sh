@@ -27,7 +27,7 @@ set_default TP_SOCKET_IFNAME "$INTERFACE"
 # run. If a firewall needs known ports, set both in the shell on every node, as verl's multi-node
 # examples do (60000-60050 and 61000-61050); each process on a node takes one port.
 
-# glibc's allocator fragments the large host memory of offloading and weight transfer.
+# glibc's allocator fragments the large host memory that offloading and weight transfer need.
 preload_first /usr/lib/aarch64-linux-gnu/libjemalloc.so.2 /usr/lib64/libjemalloc.so.2 \
     /usr/lib/x86_64-linux-gnu/libjemalloc.so.2
 
