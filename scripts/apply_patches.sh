@@ -98,7 +98,7 @@ run_patch() {
         patch --directory="$tree" --strip=1 --fuzz=0 --force --no-backup-if-mismatch --reject-file=- \
             ${direction[@]+"${direction[@]}"} --input="$file"
     else
-        # In a repository, git would resolve the paths from its top.
+        # In a repository, git would resolve the paths from the repository's top folder.
         GIT_CEILING_DIRECTORIES="$(dirname "$tree")" git -C "$tree" apply \
             ${direction[@]+"${direction[@]}"} "$file"
     fi > "$WORK/log" 2>&1
@@ -139,11 +139,11 @@ find_state() {
     if [ -d "$RECORD" ] && matches "$PACKAGE_ROOT" "$RECORD/patched.sha256"; then
         STATE=applied
     elif matches "$PACKAGE_ROOT" "$pristine"; then
-        STATE=unpatched # with a record: the package was installed again since
+        STATE=unpatched # if there is a record, the package was installed again
     fi
 }
 
-# Ends with one line for every file that was changed otherwise.
+# Prints one line for every file with other changes, and ends.
 refuse_changed() {
     local file patches lines=()
     local patches_in="$FOLDER" expected="$FOLDER/pristine.sha256" of="$NAME $VERSION"
@@ -226,7 +226,7 @@ status() {
     [ "$STATE" = applied ]
 }
 
-# Sets the variables of the functions above; fails if the package is not found.
+# Finds the package and sets NAME, VERSION and its folders; fails if the package is not found.
 find_package() {
     local found
     found="$("$PYTHON" "$LIB/find_package.py" "$NAME" ${TARGET:+"$TARGET"})" || return 1
@@ -235,7 +235,7 @@ find_package() {
     FOLDER="$PATCHES/$NAME-$VERSION"
     RECORD="$PACKAGE_ROOT/.sam_rollout-$NAME-$VERSION"
     [ -d "$FOLDER" ] && return
-    # The record also allows to undo patches of another checkout.
+    # With the record, patches of another checkout can be undone, too.
     case "$ACTION" in undo | status) [ ! -d "$RECORD" ] || return 0 ;; esac
     die "$NAME $VERSION was found in $PACKAGE_ROOT; there are patches for" \
         "$NAME $(supported_versions)"

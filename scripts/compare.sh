@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Trains pairs of runs without and with SAM in turn, and compares them. Both runs of a pair have the
-# same seed; each pair has another one. The run without SAM is the first of a pair, because the other
-# run shows its metrics beside the first one's. The first run on a machine also pays for reading files
-# and for compiling, which would count in favour of SAM. Most of this time is in the first step, so the
+# same seed; each pair has another seed. The run without SAM comes first, because the run with SAM logs
+# that run's metrics beside its own. The first run on a machine also pays for reading files and for
+# compiling, which would count in favour of SAM. This happens mostly in the first step, so the
 # comparison leaves out the first step of all runs.
 #
 #   scripts/compare.sh experiment=tiny_cpu                                  # three pairs of runs
@@ -15,9 +15,9 @@
 #   skip_first=N   number of first steps that are not compared; default 1, or 0 with
 #                  trainer.total_training_steps=1
 #
-# The same command continues after an interruption. Finished runs are kept. A run with one of verl's
-# checkpoints (trainer.save_freq) is resumed from it. Another run starts again in a new folder. repeats
-# and skip_first may change: runs are then added, or the same runs are compared again.
+# The same command continues after an interruption. Finished runs are kept. A run with a checkpoint
+# (trainer.save_freq) is resumed. Any other run starts again in a new folder. repeats and skip_first may
+# change: runs are then added, or the same runs are compared again.
 #
 # Variables:
 #   OUTPUT_DIR   folder of the runs base-1, sam-1, base-2, ...; default outputs/compare/<experiment>.
@@ -37,7 +37,7 @@ if [ -n "${PYTHON:-}" ]; then
     command -v "$PYTHON" > /dev/null || die "PYTHON=$PYTHON: there is no such command"
 else
     PYTHON="$ROOT/.venv/bin/python"
-    [ -x "$PYTHON" ] || PYTHON=python3 # a vendor's image, scripts/install.sh --into-current-env
+    [ -x "$PYTHON" ] || PYTHON=python3 # in a vendor's image, after install.sh --into-current-env
 fi
 COMPARE="${COMPARE:-$PYTHON -m sam_rollout.cli compare}"
 SEED="${SEED:-1}"
@@ -90,7 +90,7 @@ OUTPUT_DIR="$(realpath -m "$OUTPUT_DIR")"
 PLAN="$OUTPUT_DIR/plan.txt"
 cd "$ROOT"
 
-declare -A OPTION=([base]=off [sam]=on) # run folders are named by side, Hydra's group by option
+declare -A OPTION=([base]=off [sam]=on) # a run folder has the name of its side; Hydra needs the option
 RUNS=()
 for ((pair = 1; pair <= REPEATS; pair++)); do RUNS+=("base-$pair" "sam-$pair"); done
 
@@ -171,7 +171,7 @@ train() {
     trap 'kill -TERM "$RUN_PID" "$FOLLOWER_PID" 2> /dev/null || true' EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
-    wait "$FOLLOWER_PID" || true # in the background, both: a signal is heeded at once
+    wait "$FOLLOWER_PID" || true # both run in the background, so a signal is handled at once
     wait "$RUN_PID" || status=$?
     trap - EXIT INT TERM
     case "$TIMEOUT_S:$status" in

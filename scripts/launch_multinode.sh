@@ -12,5 +12,5 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 
 PYTHON="${PYTHON:-$ROOT/.venv/bin/python}"
-[ -x "$PYTHON" ] || PYTHON=python3 # a vendor's image, scripts/install.sh --into-current-env
+[ -x "$PYTHON" ] || PYTHON=python3 # in a vendor's image, after install.sh --into-current-env
 exec "$PYTHON" "$ROOT/scripts/lib/cluster_launch.py" "$@"

@@ -15,7 +15,7 @@ ENVIRONMENTS="$ROOT/scripts/env"
 
 cd "$ROOT"
 PYTHON="${PYTHON:-$ROOT/.venv/bin/python}"
-[ -x "$PYTHON" ] || PYTHON=python3 # a vendor's image, scripts/install.sh --into-current-env
+[ -x "$PYTHON" ] || PYTHON=python3 # in a vendor's image, after install.sh --into-current-env
 
 # --help has to work even if the checks below fail.
 case "${1:---help}" in
@@ -59,7 +59,7 @@ fi
 # shellcheck disable=SC1090
 source "$ENVIRONMENTS/$DEVICE.sh"
 
-# With a token, Ray requires it of every connection. Head and workers need the same mode.
+# If a token is set, Ray requires it for every connection. Head and workers need the same mode.
 set_default RAY_AUTH_MODE "$([ -n "${RAY_AUTH_TOKEN:-}" ] && echo token || echo disabled)"
 
 find_place "$@"

@@ -3,7 +3,7 @@
 # router on them, and lets every mode answer test problems, with and without drafts in the engines.
 #
 #   bash scripts/run_arbitrage_cpu.sh              # about 8 minutes on two cores
-#   bash scripts/run_arbitrage_cpu.sh --sides on   # any option of the report
+#   bash scripts/run_arbitrage_cpu.sh --sides on   # options go to the report
 #
 # Results: outputs/arbitrage_cpu/<time>/report.json.
 set -euo pipefail

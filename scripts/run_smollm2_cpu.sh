@@ -6,9 +6,8 @@
 #   bash scripts/run_smollm2_cpu.sh
 #   bash scripts/run_smollm2_cpu.sh --quick                          # three steps per side
 #   bash scripts/run_smollm2_cpu.sh trainer.total_training_steps=60  # any Hydra override, for all runs
-#
 # This command trains one side and validates on held-out problems every 10 steps. The same command
-# continues after an interruption. No run has been seen to learn yet.
+# continues after an interruption.
 #
 #   .venv/bin/python -m recipes.dapo_qwen3.main experiment=smollm2_cpu sam=on run_dir=outputs/smollm2_long \
 #       trainer.total_training_steps=50 trainer.val_before_train=true trainer.test_freq=10 \

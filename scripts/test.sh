@@ -22,9 +22,9 @@ GROUPS_OF_PARTS=("lint integration unit ascend recipes contracts" "e2e cluster")
 ALL_RESULTS="$ROOT/.test-results"
 RESULTS="$ALL_RESULTS/$$"
 VENV_PYTHON="$ROOT/.venv/bin/python"
-# vLLM-Ascend's Python parts need vLLM 0.23 and other versions of what both use.
+# The part ascend needs vLLM 0.23, and other versions of shared packages.
 ASCEND_PYTHON="$ROOT/.venv-ascend/bin/python"
-KILL_AFTER_S=30 # limit for a process to stop after its part's time is over
+KILL_AFTER_S=30 # time for a process to stop after its part's time limit
 
 # Images often forbid Python to cache compiled code. Compiling would take most of the tests' time.
 unset PYTHONDONTWRITEBYTECODE
@@ -96,7 +96,8 @@ run_part() {
     echo "$status $((SECONDS - started))" > "$RESULTS/$part.status"
 }
 
-# Runs a command that prints under a lock, so that outputs of two lanes are not mixed, however long.
+# Runs a command under a lock, so that its output is not mixed with the other lane's, however long it
+# is.
 alone() {
     {
         flock 9
@@ -128,7 +129,7 @@ run_lane() {
     done
 }
 
-# Runs a group's parts in two lanes; a part that dies leaves no status, which counts as failed.
+# Runs a group's parts in two lanes. A part that dies leaves no status, and counts as failed.
 run_group() {
     local pid pids=()
     printf '%s\n' "$@" > "$RESULTS/queue"
@@ -188,7 +189,7 @@ trap 'exit 143' TERM HUP
 
 STARTED=$SECONDS
 if [ "$PARTS" = "$ALL_PARTS" ]; then
-    # This precedes the lanes, because it installs the checkout, whose metadata other parts read.
+    # This comes before the lanes, because it installs the checkout, whose metadata other parts read.
     scripts/lib/ascend_tests_environment.sh || say "no environment for ascend"
     # shellcheck disable=SC2086  # a group is a list of parts
     for group in "${GROUPS_OF_PARTS[@]}"; do run_group $group; done

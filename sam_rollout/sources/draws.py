@@ -37,8 +37,8 @@ class DrawsSourceConfig(Section):
 
     enabled: bool = setting(
         True,
-        meaning="Draft the tokens that positions behind a rejected draft token drew with their own "
-        "random numbers. Needs a coupled sampler; with any other sampler the source drafts "
+        meaning="Draft the tokens that were sampled at positions after a rejected draft token "
+        "([why](#draws-of-rejected-positions)). Without a coupled sampler the source drafts "
         "nothing.",
     )
 

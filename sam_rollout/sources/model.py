@@ -72,9 +72,9 @@ class HeadTrainingConfig(Section):
         "takes `8 * hidden size` bytes of host memory.",
     )
     window: int = setting(
-        512, minimum=8, meaning="Length of the span of tokens that is kept of a response."
+        512, minimum=8, meaning="Number of consecutive tokens that are kept of a response."
     )
-    batch: int = setting(8, minimum=1, meaning="Spans per update in each training process.")
+    batch: int = setting(8, minimum=1, meaning="Windows per update in each training process.")
     lr: float = setting(
         0.005,
         minimum=0,
@@ -89,7 +89,7 @@ class ModelSourceConfig(Section):
 
     PATH: ClassVar[str] = "sam.sources.model"
 
-    enabled: bool = setting(False, meaning="Use the drafts of the engine's own drafter, too.")
+    enabled: bool = setting(False, meaning="Also use the drafts of the engine's own drafter.")
     method: str = setting(
         "eagle3",
         choices=METHODS,
@@ -112,8 +112,8 @@ class ModelSourceConfig(Section):
     sampled: bool = setting(
         False,
         meaning="Draw the draft tokens with the random numbers that verify them, which needs "
-        "`rollout_sampler=coupled`. Otherwise the drafter takes its likeliest tokens. Worth it for "
-        "a drafter that stays close to the policy where the policy is undecided.",
+        "`rollout_sampler=coupled`. Otherwise the drafter takes its likeliest tokens. Drawing pays "
+        "if the drafter stays close to the policy where the policy is undecided.",
     )
     options: dict = dataclasses.field(
         default_factory=dict,

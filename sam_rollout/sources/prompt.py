@@ -41,32 +41,30 @@ class PromptSourceConfig(Section):
     enabled: bool = setting(
         True,
         meaning="Draft from the other responses to the same prompt that this engine samples in the "
-        "same training step. With `share` those of other engines count, too.",
+        "same training step. With `share` also from those of other engines.",
     )
     earlier_steps: bool = setting(
         True,
         meaning="Draft from responses of earlier training steps, too, and keep this step's in "
-        "`sam.texts.path`. This switches itself off where that path is not set and no prompt can "
-        "come back ([rule](#earlier-steps-and-resumed-runs)), and in plain vLLM.",
+        "`sam.texts.path`. A run switches this off if that path is not set and no prompt can come "
+        "back ([rule](#earlier-steps-and-resumed-runs)); it is always off without verl.",
     )
     max_bytes: int = setting(
         4_000_000_000,
         minimum=1 << 20,
         meaning="Memory of one engine, in addition to that of `own`: about "
-        f"{LIVE_BYTES_PER_TOKEN} bytes per token of this step's and earlier responses. If they "
-        "need more, earlier responses are dropped first, then prompts whose responses have all "
-        "ended, then prompts without a running request. A dropped prompt's requests draft nothing "
-        "from this source until they end.",
+        f"{LIVE_BYTES_PER_TOKEN} bytes per token of this step's and earlier responses. If it is "
+        "full, earlier responses are dropped first, then prompts whose responses have all ended, "
+        "then prompts without a running request. A dropped prompt's requests draft nothing from "
+        "this source until they end.",
     )
     share: bool = setting(
         True,
-        meaning="Where a rollout has several engines, send each engine what the others sample for "
-        "its own prompts, many times per second. Drafts are then almost as good as if one "
-        "engine sampled all responses to a prompt. An engine reads at most 512 tokens of other "
-        "engines per step, and none while the source takes more than three quarters of "
-        "`max_bytes`. A text that is lost on its way only lowers acceptance. Where engines do not "
-        "see the same folder of `sam.texts`, each response is sent again when it has ended, to one "
-        "engine of every other folder. See [many nodes](clusters.md#texts-on-several-nodes).",
+        meaning="Send each engine, many times per second, what other engines sample for the same "
+        "prompts ([many nodes](clusters.md#texts-on-several-nodes)). Drafts are then almost as "
+        "good as if one engine sampled all responses to a prompt. An engine reads at most 512 "
+        "tokens of other engines per step, and none while the source takes more than three "
+        "quarters of `max_bytes`.",
     )
 
 
@@ -250,8 +248,7 @@ SOURCE = SourceEntry(
             "shared_lost",
             "pieces",
             "Pieces of responses that did not reach another engine, because it was gone or too "
-            "slow to take them. Ended responses that no engine asked for before the training "
-            "step's end, or before their place was needed, are not counted.",
+            "slow to take them. Ended responses that no engine asked for in time are not counted.",
         ),
     ),
 )

@@ -27,9 +27,9 @@ class RecyclingSourceConfig(Section):
 
     enabled: bool = setting(
         False,
-        meaning="Draft after each token the one that the model held likeliest when it last scored "
-        "that token. Costs 8 bytes per token of the vocabulary, and finding the likeliest token of "
-        "each scored position.",
+        meaning="Draft, after each token, the next token that the model found likeliest when it "
+        "last scored this token. This costs 8 bytes per token of the vocabulary, and the device "
+        "must find the likeliest token of each scored position.",
     )
 
 

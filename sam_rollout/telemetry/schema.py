@@ -30,17 +30,15 @@ GROUPS = {
     "bulk": "Every engine step outside the long tail. bulk + tail = the whole rollout.",
     "gain": "The speed-up by drafts, estimated from the run itself "
     "(`sam_rollout/telemetry/gain.py`). The estimate rebuilds the rollout's steps without drafts. "
-    "Each rebuilt step gets the duration of observed steps with the same number of tokens. In "
-    "the recorded runs the estimate lies within the 95 % interval of three pairs of runs, and "
-    "differs by less than about 20 % from the speed-up of the pair that the run belongs to. There "
-    "is no estimate if comparable steps were not observed, requests waited in the queue, steps "
-    "were padded, or a model drafts. A run without drafts (`compare.baseline_run`) measures the "
-    "speed-up instead.",
+    "Each rebuilt step gets the duration of observed steps with the same number of tokens. In the "
+    "recorded runs the estimate lies within the 95 % interval of the measured speed-up, and "
+    "differs by less than about 20 % from the speed-up of the run's own pair. There is no estimate "
+    "if comparable steps were not observed, requests waited in the queue, steps were padded, or a "
+    "model drafts. A run without drafts (`compare.baseline_run`) measures the speed-up instead.",
     "draft": "Drafts and their verification.",
     "head_training": "The training of the draft head (`sam.sources.model.train`). Acceptance is "
-    "that of greedy drafts for new responses, before the head has learned from them.",
-    "gate": "The gate, which decides whether the drafter drafts. All values are 0 without a "
-    "drafter.",
+    "measured with greedy drafts for new responses, before the head learns from them.",
+    "gate": "The gate, which decides whether the drafter drafts.",
     "sampler": "The engine's samplers, ours or the stock ones, in runs with a drafter.",
     "routing": "The distribution of requests over replicas.",
     "rounds": "The generation rounds of dynamic sampling, written by the trainer.",
@@ -92,8 +90,8 @@ def _of_phase(phase: str, words: str, act: str) -> list[Metric]:
 
 _ENGINE = (
     Metric("engine/rollout_s", "s",
-           "Busy time of the rollout: the sum of the durations of engine steps, bulk/time_s + "
-           "tail/time_s. Drafts should lower it: compare it with the baseline's.",
+           "Time of all engine steps: bulk/time_s + tail/time_s. Drafts should lower it: compare "
+           "it with the baseline's.",
            SLOWEST, lambda r: r.duration_s[r.slowest].sum()),
     Metric("engine/steps", "steps", "Engine steps.", SUM, lambda r: len(r.replica)),
     Metric("engine/generation_tokens", "tokens",
@@ -103,12 +101,12 @@ _ENGINE = (
            "tokens of all replicas / time of the slowest one",
            lambda r: ratio(r.generation_tokens.sum(), r.duration_s[r.slowest].sum())),
     Metric("engine/preempted", "requests",
-           "Preemptions. Above 0: the KV cache is too small; lower max_num_seqs or give it more "
-           "memory.", SUM,
+           "Preemptions. Above 0: the KV cache is too small; lower max_num_seqs, or give the cache "
+           "more memory.", SUM,
            lambda r: r.preempted.sum()),
     Metric("engine/replicas", "replicas",
-           "Replicas that ran at least one engine step. Fewer than the run has: look for the lost "
-           "one.", SUM, lambda r: len(set(r.replica.tolist()))),
+           "Replicas that ran at least one engine step. If some are missing, look for lost "
+           "replicas.", SUM, lambda r: len(set(r.replica.tolist()))),
     *_of_phase("tail", "in", "Drafts should shorten it: if not, see gate and acceptance length."),
     Metric("tail/share", "1",
            "Share of the tail in the time of all replicas. A faster tail can save this share at "
@@ -142,7 +140,7 @@ _DRAFT = (
       for kind in ("drafted", "accepted")),
     Metric(f"draft/accepted_position_{POSITION}", "1",
            "Share of verified drafts whose k-th token was accepted, k = 1, 2, ... Set "
-           "sam.max_draft_tokens to the k where it comes near 0.", MEAN,
+           "sam.max_draft_tokens to the k at which the share comes near 0.", MEAN,
            lambda r: {number: ratio(count, r.draft_requests.sum())
                       for number, count in enumerate(r.sums("accepted_per_position"), 1)}),
     Metric("draft/time_us_per_step", "us",
@@ -158,11 +156,11 @@ _DRAFT = (
            "Errors that switched off the folder of ended responses. Mend the disk and resume the "
            "run to switch it on again."),
     Metric("draft/exchange_failures", "failures",
-           "Failed exchanges of texts with other engines. They cost acceptance, nothing else; the "
-           "log has the first cause."),
+           "Failed exchanges of texts with other engines. They only lower acceptance; the log has "
+           "the first cause."),
     Metric("draft/bytes", "bytes",
-           "Memory of the drafter's state at the end of the step. If it grows without end, lower "
-           "the sources' max_bytes."),
+           "Memory of the drafter's state at the end of the step. If the memory grows without end, "
+           "lower the sources' max_bytes."),
     Metric(f"draft/{SOURCE}_bytes", "bytes",
            "The part of bytes that one source takes."),
     Metric("draft/evictions", "requests",
@@ -170,8 +168,8 @@ _DRAFT = (
            "tokens fell."),
     Metric(f"draft/{SOURCE}_evictions", "automata", "The part of evictions in one source."),
     Metric("draft/refused_texts", "texts",
-           "Texts from a disk that were refused: they are damaged, or another model wrote them "
-           "with token ids that this one lacks. Name another folder."),
+           "Texts on a disk that were refused, because they are damaged or hold token ids that the "
+           "model lacks. Name another folder."),
     Metric("draft/unknown_tokens", "tokens",
            "Draft tokens that the model's vocabulary lacks; drafts end before them. Above 0: the "
            "draft head belongs to another model."),
@@ -205,17 +203,18 @@ _HEAD_TRAINING = (
            "Time of the head's training / timing_s/step; limited by "
            "`sam.sources.model.train.budget`.", STEP),
     Metric("head_training/updates", "updates",
-           "Updates of the head's weights. 0: the time did not suffice for one.", STEP),
+           "Updates of the head's weights. 0: the time budget was too small for one update.", STEP),
     Metric("head_training/failures", "1",
-           "1 after the head's training has failed; it ends for this run. See the trainer's log.",
+           "1 after the head's training has failed and ended. See the trainer's log.",
            STEP),
 )  # fmt: skip
 
 _GATE = (
     Metric("gate/open_share", "1",
            "Engine steps with an open gate / engine steps with a drafter. Steps in which "
-           "sam.gate.kind=auto finds drafts but hands none to the engine count as open. If it is 0 "
-           "in a long tail, compare measured_ms_per_token and predicted_ms_per_token.", MEAN,
+           "sam.gate.kind=auto finds drafts but hands none to the engine count as open. If the "
+           "share is 0 in a long tail, compare measured_ms_per_token and "
+           "predicted_ms_per_token.", MEAN,
            lambda r: ratio(r.gate_open.sum(), r.has_drafter.sum())),
     Metric("gate/failures", "failures",
            "Errors that closed the gate, or that lost its counters. Resume the run to switch it on "
@@ -224,9 +223,8 @@ _GATE = (
            "Steps for which an engine decided alone, in a group of engines that share experts. "
            "Above 0: the group's exchange fails."),
     Metric("gate/calibration", "1",
-           "With sam.gate.kind=auto: draft tokens that continued the text / their number expected "
-           "by the drafter. Far from 1: the drafter's probabilities are wrong; the gate corrects "
-           "for this.",
+           "With sam.gate.kind=auto: draft tokens that proved right / the number that the drafter "
+           "expected. Far from 1: the drafter's probabilities are wrong; the gate corrects them.",
            MEAN, lambda r: r.counted_ratio("gate/right_tokens", "gate/expected_tokens")),
     Metric("gate/tree_share", "1",
            "With sam.draft_shape=auto where trees can be verified: engine steps with trees / "
@@ -238,10 +236,11 @@ _GATE = (
            lambda r: r.counted_ratio("gate/measured_s", "gate/measured_tokens", 1e3)),
     Metric("gate/predicted_ms_per_token", "ms",
            "With sam.gate.kind=auto: the prediction for measured_ms_per_token. If they differ "
-           "much, the gate decides by wrong times; sam.gate.kind=threshold needs no times.", MEAN,
+           "strongly, the gate decides with wrong times; sam.gate.kind=threshold needs no "
+           "times.", MEAN,
            lambda r: r.counted_ratio("gate/predicted_s", "gate/measured_tokens", 1e3)),
     Metric("gate/trial_loss_share", "1",
-           "With sam.gate.kind=auto: time lost by trials of other budgets / time of all steps. "
+           "With sam.gate.kind=auto: time lost by trials of other choices / time of all steps. "
            "Above sam.gate.exploration: lower that setting.", MEAN,
            lambda r: r.counted_ratio("gate/trial_loss_s", "gate/decoding_s")),
 )  # fmt: skip
@@ -268,19 +267,20 @@ _TRAINER = (
            "Prompts dropped because the batch was full. If there are many, lower "
            "dynamic_sampling.gen_batch_size.", STEP),
     Metric("rounds/staleness", "updates",
-           "Weight updates between the sampling of a token and its training, mean over the batch's "
-           "tokens; only with asynchronous trainers, as it is 0 with sam_sync. If rewards fall "
-           "behind a synchronous run's, lower the trainer's num_warmup_batches or "
+           "Weight updates between a token's sampling and its training, mean over the batch's "
+           "tokens; only with asynchronous trainers. If rewards are lower than in a synchronous "
+           "run, lower the trainer's num_warmup_batches or "
            "trainer.v1.sampler.max_off_policy_threshold.", STEP),
     Metric("rounds/accuracy_unfiltered", "1",
-           "Share of right responses before any prompt was dropped. It rises if the policy learns.",
+           "Share of right responses before any prompt was dropped. The share rises if the policy "
+           "learns.",
            STEP),
     Metric("proof/identical_share", "1",
            "Share of these responses that are equal, token for token. Below 1: see ties_share.",
            STEP),
     Metric("proof/first_difference", "tokens",
-           "Median number of equal tokens before the first difference, over different responses. "
-           "If it is small, rounding is unlikely to be the cause.", STEP),
+           "Median number of equal tokens before the first difference, over the responses that "
+           "differ. If it is small, rounding is unlikely to be the cause.", STEP),
     Metric("proof/ties_share", "1",
            "Share of the checked first differences that are numerical ties "
            "(`sam_rollout/verification/ties.py`). 1: rounding causes them, and the distribution is "
@@ -296,10 +296,11 @@ _TRAINER = (
     Metric("compare/tail_time_baseline", "s", "The baseline's sam/tail/time_s.", STEP),
     Metric("compare/step_s_baseline", "s", "The baseline's timing_s/step.", STEP),
     Metric("compare/response_length_baseline", "tokens",
-           "The baseline's response_length/mean. If this run's differs, the texts differ.", STEP),
+           "The baseline's response_length/mean. If this run's value differs, the texts "
+           "differ.", STEP),
     Metric("compare/reward_baseline", "1",
-           "The baseline's critic/rewards/mean. If this run's differs more and more, the sides "
-           "learn differently.", STEP),
+           "The baseline's critic/rewards/mean. If this run's value differs more and more, the "
+           "sides learn differently.", STEP),
     Metric("compare/probs_diff_baseline", "1",
            "The baseline's training/rollout_probs_diff_mean, which the sentinel compares.", STEP),
     Metric("compare/speedup_rollout", "1",

@@ -43,7 +43,7 @@ say "installing $(grep -c == "$CONSTRAINTS") pinned packages from constraints/as
 grep -v -E '^(vllm|vllm-ascend)==' "$CONSTRAINTS" > "$VENV/requirements.txt"
 CPU_TORCH=1 step "installing packages" "${INSTALL[@]}" -r "$VENV/requirements.txt"
 
-# Both are built with the installed packages, because an isolated build would fetch a CUDA torch.
+# vLLM and vllm-ascend are built with the installed packages; isolated builds would fetch a CUDA torch.
 say "building $(pin vllm) and $(pin vllm-ascend) without kernels"
 export VLLM_TARGET_DEVICE=empty COMPILE_CUSTOM_KERNELS=0 SOC_VERSION=ascend910b1
 step "building vLLM" "${INSTALL[@]}" --no-build-isolation --no-binary vllm "$(pin vllm)"

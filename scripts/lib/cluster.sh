@@ -104,7 +104,7 @@ first_number() {
     done
 }
 
-# Ends if a value is unknown: WHAT VALUE OPTION VARIABLE...
+# Ends with an error if VALUE is empty. Arguments: WHAT VALUE OPTION VARIABLE...
 need() {
     local or="${*:4}"
     [ -n "$2" ] || no_cluster "$1 is not known: give $3, or set ${or// / or }"

@@ -2,7 +2,7 @@
 # Trains an experiment on this machine's CPU without and with SAM, and compares; to be sourced.
 #
 # Needs EXPERIMENT, OUTPUT_DIR and PYTHON. Arguments: further options of the group sam, then Hydra
-# overrides for all runs. TIMEOUT_S: most seconds of a run.
+# overrides for all runs. TIMEOUT_S limits the seconds of a run.
 
 # The time limit ends a run that hangs, for example with a dead engine during a weight sync.
 TIMEOUT_S=${TIMEOUT_S:-3600}
