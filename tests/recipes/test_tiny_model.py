@@ -4,13 +4,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from recipes.dapo_qwen3.synthetic_math import demonstrate, draw_problem, prompts_of
-from recipes.dapo_qwen3.tiny_model import (
-    DEFAULT_OUTPUT,
-    END,
-    MAX_RESPONSE_TOKENS,
-    TrainingSettings,
-    build_tokenizer,
-)
+from recipes.dapo_qwen3.tiny_model import DEFAULT_OUTPUT, END, TrainingSettings, build_tokenizer
+
+MAX_RESPONSE_TOKENS = 1024
 
 
 @pytest.fixture(scope="module")
