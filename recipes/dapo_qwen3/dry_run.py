@@ -78,7 +78,7 @@ def _run_rows(config: DictConfig, layout: RunLayout) -> Rows:
     if shape.experts:
         parameters += f", {shape.active_parameters / 1e9:.3g}B active"
     reward = config.reward.custom_reward_function
-    devices = f"{trainer.nnodes} node(s) x {trainer.n_gpus_per_node} = {layout.devices}"
+    devices = f"{trainer.nnodes} node(s) x {trainer.n_gpus_per_node} = {layout.training.devices}"
     rollout = config.actor_rollout_ref.rollout
     if is_separate(config):
         devices += f", and {rollout.nnodes} node(s) x {rollout.n_gpus_per_node} for the engines"

@@ -135,24 +135,11 @@ class Groups(NamedTuple):
     failed: int
     empty: bool  # whether the failed groups have no response at all
 
-    def too_many_failed(self, limit: float) -> bool:
-        """Return whether the share of failed groups is larger than `limit`.
 
-        With fewer than `LEAST_GROUPS` groups, return whether all groups failed without any
-        response.
-        """
-        if self.submitted < LEAST_GROUPS:
-            return 0 < self.failed == self.submitted and self.empty
-        return self.failed > limit * self.submitted or self.failed == self.submitted
-
-
-class OnlyKeptErrors(logging.Filter):
-    """A filter for verl's logger that drops errors which a `FailureBook` has counted."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether verl may log this record."""
-        error = record.exc_info[1] if record.exc_info else None
-        return not getattr(error, _NOTED, False)
+def is_not_kept(record: logging.LogRecord) -> bool:
+    """Return whether no `FailureBook` has counted the error of a log record."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not getattr(error, _NOTED, False)
 
 
 class FailureWatch:
@@ -166,7 +153,6 @@ class FailureWatch:
         self.book = FailureBook()  # failures of the current step or validation
 
     def begin(self) -> None:
-        """Forget all failures when a step or validation begins."""
         self.book = FailureBook()
 
     def look(self) -> None:
@@ -229,12 +215,20 @@ class FailureWatch:
         return next((one.text for one in self.book.failures), "no agent-loop worker reported one")
 
     def check(self, where: str, groups: Groups, limit: float) -> None:
-        """End the run if more groups failed than allowed."""
-        if not groups.too_many_failed(limit):
+        """End the run if all groups failed, or a share of them that is larger than `limit`.
+
+        With fewer than `LEAST_GROUPS` groups, end it if all groups failed without any response.
+        """
+        all_failed = 0 < groups.failed == groups.submitted
+        if groups.submitted < LEAST_GROUPS:
+            too_many = all_failed and groups.empty
+        else:
+            too_many = all_failed or groups.failed > limit * groups.submitted
+        if not too_many:
             return
         self.settle()
         self.log_new_kinds(where)
-        if groups.failed == groups.submitted:
+        if all_failed:
             what = "every group had a response that failed"
         else:
             what = (

@@ -34,11 +34,6 @@ class RunLayout:
     training: TrainingLayout
     rollout: RolloutLayout
 
-    @property
-    def devices(self) -> int:
-        """Number of devices that train."""
-        return self.training.devices
-
 
 def _devices(config: DictConfig) -> int:
     return config.trainer.nnodes * config.trainer.n_gpus_per_node
@@ -201,7 +196,7 @@ def _rollout_rules(config: DictConfig, run: RunLayout) -> Iterator[Rule]:
         yield expert, layout.expert, layout.expert == replica, allowed
         yield _divides(expert, layout.expert, shape.experts, "model_shape.experts")
     product = f"{ROLLOUT}.{{tensor_model,data}}_parallel_size"
-    yield _divides(product, replica, run.devices, ALL_DEVICES)  # validation uses all devices
+    yield _divides(product, replica, run.training.devices, ALL_DEVICES)  # validation uses them all
     yield _divides(product, replica, layout.devices, f"{ROLLOUT}.nnodes * n_gpus_per_node")
     yield _fits(product, replica, node, "trainer.n_gpus_per_node")
     if is_separate(config):
@@ -217,9 +212,9 @@ def _fsdp_rules(config: DictConfig, run: RunLayout) -> Iterator[Rule]:
     sequence, shards = actor.ulysses_sequence_parallel_size, actor.fsdp_config.fsdp_size
     field = f"{ACTOR}.ulysses_sequence_parallel_size"
     yield _divides(field, sequence, run.shape.heads, "model_shape.heads")
-    yield _divides(field, sequence, run.devices, ALL_DEVICES)
+    yield _divides(field, sequence, run.training.devices, ALL_DEVICES)
     if shards > 1:
-        yield _divides(f"{ACTOR}.fsdp_config.fsdp_size", shards, run.devices, ALL_DEVICES)
+        yield _divides(f"{ACTOR}.fsdp_config.fsdp_size", shards, run.training.devices, ALL_DEVICES)
 
 
 def _megatron_rules(_config: DictConfig, run: RunLayout) -> Iterator[Rule]:

@@ -130,20 +130,15 @@ def start_wandb(config: DictConfig, run: RunConfig, info: RunInfo) -> None:
                 "'wandb sync'.", type(error).__name__, error, os.environ.get("WANDB_DIR", "wandb"),
             )  # fmt: skip
             made = wandb.init(**arguments, mode="offline")
-        define_metrics(made)
+        made.define_metric(STEP_AXIS)
+        made.define_metric("*", step_metric=STEP_AXIS)
+        for name in MEAN_IN_SUMMARY:
+            made.define_metric(name, step_metric=STEP_AXIS, summary="mean,last")
     except Exception:
         others = [name for name in chosen(config.trainer.logger) if name != WANDB]
         logger.warning("wandb failed; the run goes on with the loggers %s.", others, exc_info=True)
         with open_dict(config):
             config.trainer.logger = others or ["console"]
-
-
-def define_metrics(run: Any) -> None:
-    """Make the training step wandb's axis of all metrics; summarise some metrics by their mean."""
-    run.define_metric(STEP_AXIS)
-    run.define_metric("*", step_metric=STEP_AXIS)
-    for name in MEAN_IN_SUMMARY:
-        run.define_metric(name, step_metric=STEP_AXIS, summary="mean,last")
 
 
 class OnceWarning:
@@ -179,7 +174,6 @@ class GuardedWandb:
             self._guard(lambda: self._wandb.alert(title=title, text=text, level="WARN"))
 
     def finish(self, exit_code: int = 0) -> None:
-        """End the wandb run."""
         self._guard(lambda: self._wandb.finish(exit_code=exit_code))
 
 
@@ -191,7 +185,6 @@ class GuardedTable:
         self._guard = OnceWarning(f"{type(inner).__name__} no longer accepts this run's tables")
 
     def log(self, *arguments: Any, **keywords: Any) -> None:
-        """Log with verl's logger."""
         self._guard(lambda: self._inner.log(*arguments, **keywords))
 
 
