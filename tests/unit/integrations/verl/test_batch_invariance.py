@@ -1,7 +1,8 @@
 import pytest
 
 from sam_rollout.config import ConfigError, RolloutSamplerConfig
-from sam_rollout.integrations.verl.batch_invariance import check_batch_invariance
+from sam_rollout.integrations.verl.check_results import hold
+from sam_rollout.integrations.verl.checks import batch_invariance_rules
 from sam_rollout.integrations.verl.environment import environment
 from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.integrations.vllm.batch_invariance import BATCH_INVARIANT_ENV
@@ -17,7 +18,7 @@ def checked(*overrides: str) -> dict[str, str]:
     config = composed(*overrides)
     config.run_dir = "run"
     run = read_run_config(config)
-    check_batch_invariance(config, run)
+    hold(batch_invariance_rules(config, run))
     return environment(config, run)
 
 
