@@ -24,7 +24,7 @@ from sam_rollout.integrations.verl.code_checks import (
 from sam_rollout.integrations.verl.data_checks import check_data
 from sam_rollout.integrations.verl.environment import environment_notes, experiment_variables
 from sam_rollout.integrations.verl.launch import check_with_verl
-from sam_rollout.integrations.verl.layouts import check_layout
+from sam_rollout.integrations.verl.layouts import ROLLOUT, check_layout
 from sam_rollout.integrations.verl.loggers import check_loggers
 from sam_rollout.integrations.verl.model_drafter import (
     check_drafter_belongs,
@@ -37,7 +37,7 @@ from sam_rollout.integrations.verl.resume import changes_training, check_resume,
 from sam_rollout.integrations.verl.run_config import plain, read_run_config
 from sam_rollout.integrations.verl.source_choice import settle_sources
 from sam_rollout.integrations.verl.translation import translate
-from sam_rollout.integrations.verl.upstream_keys import ROLLOUT, check_upstream_keys
+from sam_rollout.integrations.verl.upstream_keys import check_upstream_keys
 from sam_rollout.integrations.vllm.batch_invariance import BACKENDS, BATCH_INVARIANT_ENV
 from sam_rollout.report.run_differences import SEEDS, run_differences
 from sam_rollout.sources import check_sources
