@@ -216,7 +216,6 @@ class RefillReplayBuffer(_ObservedReplayBuffer):
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int
     ) -> tuple[KVBatchMeta, dict]:
-        """Sample as ``ReplayBuffer.sample`` does."""
         if partition_id == "val":
             return self._sample_validation(global_steps, batch_size)
         self._begin_step(global_steps)

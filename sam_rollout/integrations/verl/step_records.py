@@ -119,7 +119,6 @@ class StepRecords:
         return values
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
-        """Write a step's metrics into the run folder."""
         numbers: dict[str, Any] = {k: v for k, v in metrics.items() if isinstance(v, Real)}
         try:
             self._folder.append_train_step(step, numbers)

@@ -76,7 +76,6 @@ class _RecordingTrainer(PPOTrainer):
                     self.role_worker_mapping[role] = ray.remote(HeadTrainingWorker)
 
     def init(self) -> None:
-        """Start all processes as verl does; raise an error if one of them dies."""
         with watched(Watchdog(lambda: parts_of(self))):
             super().init()
 
@@ -96,7 +95,6 @@ class _RecordingTrainer(PPOTrainer):
         }
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """Start our wandb run and train as verl does; raise an error if a process dies."""
         start_wandb(self.config, self._run, self._run_info)
         self.replay_buffer.failures = FailureWatch(agent_loop_manager.agent_loop_workers)
         with watched(Watchdog(lambda: parts_of(self))):
@@ -270,11 +268,9 @@ class SamTrainerColocateAsync(_AsyncTrainer, PPOTrainerColocateAsync):
     """Our asynchronous trainer whose engines stand still while the policy trains."""
 
     def get_llm_client(self) -> LLMServerClient:
-        """Return an `InterruptedClient`, which continues interrupted responses."""
         return self.llm_server_manager.get_client(client_cls=InterruptedClient)
 
     def on_sample_end(self) -> None:
-        """Collect the rollout's records before the replicas go to sleep."""
         self._pending_sync_metrics = self._drain_interrupted(self.checkpoint_manager)
         super().on_sample_end()
 
@@ -284,7 +280,6 @@ class SamTrainerSeparateAsync(_AsyncTrainer, PPOTrainerSeparateAsync):
     """Our asynchronous trainer whose engines have devices of their own, and never stand still."""
 
     def get_llm_client(self) -> LLMServerClient:
-        """Return an `InterruptedClient`, which continues interrupted responses."""
         return self.standalone_server_manager.get_client(client_cls=InterruptedClient)
 
     def on_step_end(self) -> None:

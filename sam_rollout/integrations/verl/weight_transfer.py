@@ -50,12 +50,10 @@ class _WatchedSocket:
         return getattr(self._socket, name)
 
     def send_pyobj(self, content: Any) -> None:
-        """Wait for a receiver, then send."""
         self._wait_for(zmq.POLLOUT)
         self._socket.send_pyobj(content)
 
     def recv(self) -> bytes:
-        """Wait for the receiver's answer and return it."""
         self._wait_for(zmq.POLLIN)
         return self._socket.recv()
 
@@ -67,7 +65,6 @@ class _WatchedSocket:
             raise WeightSyncError(self._failures.recv_string())
 
     def close(self) -> None:
-        """Close both sockets and drop messages that were not received."""
         self._failures.close()
         self._socket.close(linger=0)
 
