@@ -18,10 +18,10 @@ from typing import Any
 import pandas as pd
 
 from recipes.arbitrage import report
-from recipes.arbitrage.engines import SIDES, RewardModel, Router, Sampling, authors, judging_engine
+from recipes.arbitrage.engines import RewardModel, Router, Sampling, authors, judging_engine
 from recipes.arbitrage.router import HELD_OUT, QUALITY, calibrate, collect, labels, train
 from recipes.arbitrage.steps import DRAFT, MODES, TARGET, Score, Solution, Step
-from recipes.dapo_qwen3.evaluate import write_record
+from recipes.dapo_qwen3.evaluate import SIDES, write_record
 from recipes.dapo_qwen3.problems import TINY_MODEL, make_requests, rows_of
 from sam_rollout.integrations.vllm.offline import prepare_environment
 
@@ -138,15 +138,14 @@ def _train(options: argparse.Namespace) -> None:
     print(json.dumps(train(pairs, options.base, options.router, **changes), indent=1))
 
 
-def _thresholds(options: argparse.Namespace) -> dict[str, list[float]]:
-    if options.router is None:
-        raise ValueError("--router: name its folder; thresholds are computed from a file in it")
-    return calibrate(pd.read_json(options.router / HELD_OUT, lines=True), options.shares)
-
-
 def _report(options: argparse.Namespace) -> None:
     problems = _problems(options, "test")
-    thresholds = _thresholds(options) if {"rsd", "router"} & set(options.modes) else {}
+    thresholds: dict[str, list[float]] = {}
+    if {"rsd", "router"} & set(options.modes):
+        if options.router is None:
+            raise ValueError("--router: name its folder; thresholds are computed from a file in it")
+        held_out = pd.read_json(options.router / HELD_OUT, lines=True)
+        thresholds = calibrate(held_out, options.shares)
     asked = "router" in options.modes
     router = judging_engine(str(options.router), options.memory[2]) if asked else nullcontext()
     with _reward(options) as reward, router as engine:

@@ -27,7 +27,6 @@ SAMPLER = RolloutSamplerConfig(kind="coupled")
 # Without the source `run`, because drafts from texts of earlier modes would make later modes of a
 # comparison faster.
 DRAFTER = SamConfig(sources=sources_of("own", "prompt"))
-SIDES = ("off", "on")  # whether both engines draft
 
 
 @dataclass(frozen=True)
@@ -93,17 +92,11 @@ class EngineAuthor(Engine):
         said = solution.tokens
         room = self.sampling.max_tokens - len(said)
         output = await self.ask(solution.prompt + said, self._parameters(solution, room, sample))
-        step = self._step(output.outputs[0], room)
-        self.tokens += len(step.tokens)
-        return step
-
-    def _step(self, answer: Any, room: int) -> Step:
-        """Turn an output into a step; it is the last step if the answer has ended or no room is
-        left.
-        """
+        answer = output.outputs[0]
         tokens, delimited = tuple(answer.token_ids), answer.stop_reason == self.sampling.delimiter
+        self.tokens += len(tokens)
         goes_on = (delimited or answer.finish_reason == "length") and len(tokens) < room
-        return Step(tokens, answer.text, self.name, not goes_on)
+        return Step(tokens, answer.text, self.name, last=not goes_on)
 
     def _parameters(self, solution: Solution, room: int, sample: int) -> Any:
         from vllm import SamplingParams

@@ -147,11 +147,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         )
         chosen = ordered[:batch_size]
         self._trained += chosen
-        return (
-            chosen,
-            dict(self.partitions[partition_id]),
-            dict(self.prompt_global_steps[partition_id]),
-        )
+        return chosen, dict(self.partitions[partition_id]), dict(steps)
 
     def _materialize_batch(
         self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict

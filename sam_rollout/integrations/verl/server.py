@@ -299,19 +299,12 @@ class SamHttpServer(vLLMHttpServer):
         )
         finished, self._finished = self._finished, []
         shares = self._recorders.share_out(finished)
-        first = self.replica_rank * len(answers)
+        first, traced = self.replica_rank * len(answers), self._settings.record_traces
+        places = [Place(step, split, first + index) for index in range(len(answers))]
+        engines = zip(places, self._recorders.recorders, answers, shares, strict=True)
         records = [
-            join_records(
-                Place(step, split, first + index),
-                recorder,
-                workers,
-                asked_s,
-                share,
-                traced=self._settings.record_traces,
-            )
-            for index, (recorder, workers, share) in enumerate(
-                zip(self._recorders.recorders, answers, shares, strict=True)
-            )
+            join_records(place, recorder, workers, asked_s, share, traced=traced)
+            for place, recorder, workers, share in engines
         ]
         self._proof.candidates = candidates(shares, records) if keep else []
         # The sentinel recognises engines without a draft session by their empty counters.
