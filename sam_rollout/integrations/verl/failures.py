@@ -119,11 +119,9 @@ class FailureBook:
 
     @property
     def count(self) -> int:
-        """Number of errors of all kinds."""
         return sum(failure.count for failure in self._kept.values())
 
     def take(self) -> list[Failure]:
-        """Return every kind of failure, and forget all failures."""
         taken, self._kept = self.failures, {}
         return taken
 
@@ -202,13 +200,8 @@ class FailureWatch:
         for failure in self.book.failures:
             if failure.kind not in self._logged:
                 self._logged.add(failure.kind)
-                logger.warning(
-                    "%s: %s responses failed with %s\n%s",
-                    where,
-                    failure.count,
-                    failure.text,
-                    failure.trace.rstrip(),
-                )
+                said = f"{failure.count} responses failed with {failure.text}"
+                logger.warning("%s: %s\n%s", where, said, failure.trace.rstrip())
 
     def first_error(self) -> str:
         """Return the type and message of the first error, or a sentence that there was none."""

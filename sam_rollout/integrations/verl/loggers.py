@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 from omegaconf import DictConfig, open_dict
 
-from sam_rollout.config import ConfigError, RunConfig
+from sam_rollout.config import ConfigError, RolloutTelemetryConfig, RunConfig
 from sam_rollout.core.json_values import encode
 from sam_rollout.core.settings import unknown
 from sam_rollout.integrations.verl.check_results import Fact
@@ -206,26 +206,19 @@ def tensorboard_layout() -> dict[str, dict[str, list]]:
 class CurveLogger:
     """Draws a rollout's running requests for wandb and TensorBoard; sets TensorBoard's layout."""
 
-    def __init__(self, loggers: Mapping[str, Any], tail_threshold: int) -> None:
-        self._loggers = loggers
-        self._tail_threshold = tail_threshold
+    def __init__(self, loggers: Mapping[str, Any], telemetry: RolloutTelemetryConfig) -> None:
+        self._loggers, self._tail_threshold = loggers, telemetry.tail_threshold
+        self._every = telemetry.curve_every if {WANDB, TENSORBOARD} & loggers.keys() else 0
         self._guard = OnceWarning("The running requests over time cannot be drawn")
         if TENSORBOARD in loggers:
             writer, guard = loggers[TENSORBOARD].writer, OnceWarning("TensorBoard gets no layout")
             guard(lambda: writer.add_custom_scalars(tensorboard_layout()))
-
-    @property
-    def _takes_pictures(self) -> bool:
-        return WANDB in self._loggers or TENSORBOARD in self._loggers
-
-    def warm_up(self) -> None:
-        """Import the drawing library, if needed, so that no training step waits for it."""
-        if self._takes_pictures:
-            self._guard(warm_up)
+        if self._every:
+            self._guard(warm_up)  # no training step should wait for the drawing library's import
 
     def log(self, engine_steps: list[pa.Table], title: str, step: int) -> None:
-        """Draw and log the running requests of a training step; an error only causes a warning."""
-        if engine_steps and self._takes_pictures:
+        """Draw and log a step's running requests if it is due; an error only causes a warning."""
+        if engine_steps and self._every and step % self._every == 0:
             self._guard(lambda: self._log(engine_steps, title, step))
 
     def _log(self, engine_steps: list[pa.Table], title: str, step: int) -> None:

@@ -258,7 +258,6 @@ class SamHttpServer(vLLMHttpServer):
         return aborted
 
     async def share_texts(self, servers: Mapping[int, Any]) -> None:
-        """Begin to share texts with the servers of all other replicas."""
         engines = engine_count(self.engine)
         folder = await asyncio.to_thread(find_name, self._settings.sam)
         self._sharing = TextSharing(

@@ -87,7 +87,6 @@ class StepRecords:
 
     @property
     def engine_steps(self) -> list[pa.Table]:
-        """The training step's engine steps, one table per engine."""
         return [records.engine_steps for records in self._reports]
 
     def complete(

@@ -117,9 +117,7 @@ class _RecordingTrainer(PPOTrainer):
             loggers[WANDB] = GuardedWandb(loggers[WANDB])
             for name in ("validation_generations_logger", "dapo_filtered_reward_logger"):
                 setattr(self, name, GuardedTable(getattr(self, name)))
-        self._curve_logger = CurveLogger(loggers, self._run.telemetry.tail_threshold)
-        if self._run.telemetry.curve_every:
-            self._curve_logger.warm_up()
+        self._curve_logger = CurveLogger(loggers, self._run.telemetry)
 
     def prepare_step(self) -> dict:
         """Submit the step's first prompts: one generation round or, with refill, verl's batch."""
@@ -201,20 +199,15 @@ class _RecordingTrainer(PPOTrainer):
             self._step_s = metrics["timing_s/step"]
             metrics[metric_name(TRAIN_SPLIT, "head_training/share")] = self._head_s / self._step_s
         self._records.complete(self.global_steps, metrics, self._alert)
-        self._log_curve()
+        if self._curve_logger is not None:  # the step's timers have stopped
+            title = f"{self._run_info.label}, training step {self.global_steps}"
+            self._curve_logger.log(self._records.engine_steps, title, self.global_steps)
         self._records.write(self.global_steps, metrics)
 
     def _alert(self, title: str, text: str) -> None:
         backend = self.logger.logger.get(WANDB)
         if isinstance(backend, GuardedWandb):
             backend.alert(title, text)
-
-    def _log_curve(self) -> None:
-        """Draw and log the step's running requests as a curve; the step's timers have stopped."""
-        every = self._run.telemetry.curve_every
-        if self._curve_logger and every and self.global_steps % every == 0:
-            title = f"{self._run_info.label}, training step {self.global_steps}"
-            self._curve_logger.log(self._records.engine_steps, title, self.global_steps)
 
     def _drain(self, split: str, keep: bool = False) -> dict[str, float]:
         return self._records.collect(self.global_steps, split, lambda: self._drained(split, keep))

@@ -150,12 +150,13 @@ def test_the_step_goes_along_with_validation():
 
 
 def test_a_curve_that_cannot_be_drawn_ends_nothing(caplog):
-    curve_logger = loggers.CurveLogger({"tensorboard": SimpleNamespace(writer=None)}, 8)
+    curve_logger = loggers.CurveLogger({"tensorboard": SimpleNamespace(writer=None)}, RUN.telemetry)
     curve_logger.log([], "title", 1)  # a step without records
     assert "cannot be drawn" not in caplog.text
     curve_logger.log([engine_steps(engine_step())], "title", 2)
     curve_logger.log([object()], "title", 3)
-    loggers.CurveLogger({"console": None, "file": None}, 8).log([object()], "title", 4)
+    others = {"console": None, "file": None}
+    loggers.CurveLogger(others, RUN.telemetry).log([object()], "title", 4)
     assert caplog.text.count("cannot be drawn; training goes on") == 1
     assert caplog.text.count("TensorBoard gets no layout; training goes on") == 1
 
@@ -166,7 +167,7 @@ def test_tensorboard_gets_our_sections(tmp_path):
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(tmp_path)
-    loggers.CurveLogger({"tensorboard": SimpleNamespace(writer=writer)}, 8)
+    loggers.CurveLogger({"tensorboard": SimpleNamespace(writer=writer)}, RUN.telemetry)
     writer.close()
     (path,) = tmp_path.iterdir()
     (value,) = [v for event in EventFileLoader(str(path)).Load() for v in event.summary.value]
