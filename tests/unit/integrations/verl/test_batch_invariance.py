@@ -8,7 +8,6 @@ from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.integrations.vllm.batch_invariance import BATCH_INVARIANT_ENV
 from sam_rollout.integrations.vllm.drafting.startup_check import WrongSamplerError, check_samplers
 from tests.unit.integrations.verl.test_checks import ENGINE, ROLLOUT, composed
-from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
 
 SWITCH = "rollout_sampler.batch_invariant"
 ON_CUDA = (f"{SWITCH}=true", "trainer.device=cuda")

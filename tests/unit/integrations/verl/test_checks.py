@@ -8,7 +8,6 @@ from sam_rollout.config import ConfigError
 from sam_rollout.integrations.verl import checks
 from tests.settings_checks import check
 from tests.unit.test_configs import composed as composed_anew
-from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ENGINE = f"{ROLLOUT}.engine_kwargs.vllm"

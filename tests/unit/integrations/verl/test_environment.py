@@ -6,7 +6,6 @@ from sam_rollout.integrations.verl.environment import export_environment
 from sam_rollout.integrations.verl.run_config import read_run_config
 from tests.settings_checks import check
 from tests.unit.integrations.verl.test_checks import chosen, composed
-from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
 
 
 def exported(shell: dict[str, str], *overrides: str) -> tuple[dict[str, str], dict[str, str]]:

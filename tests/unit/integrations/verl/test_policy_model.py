@@ -8,7 +8,6 @@ from sam_rollout.config import ConfigError
 from sam_rollout.integrations.verl import policy_model
 from sam_rollout.integrations.verl.check_results import Note, NotHereError
 from tests.unit.integrations.verl.test_checks import composed
-from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
 
 SIZES = {
     "model_type": "llama",

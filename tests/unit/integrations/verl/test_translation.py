@@ -15,7 +15,7 @@ from sam_rollout.telemetry.records import RunFolder, RunInfo
 from tests.settings_checks import check
 from tests.unit.integrations.verl.test_checks import ENGINE, ROLLOUT, composed
 from tests.unit.test_configs import composed as composed_experiment
-from tests.unit.test_configs import differing, leaves, plain_shell  # noqa: F401 - a fixture for every test
+from tests.unit.test_configs import differing, leaves
 
 
 def translated(*overrides: str):

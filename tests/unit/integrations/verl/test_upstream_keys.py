@@ -3,7 +3,6 @@ import pytest
 from sam_rollout.config import ConfigError
 from tests.settings_checks import check
 from tests.unit.integrations.verl.test_checks import composed
-from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
 
 FILTER = "algorithm.filter_groups"
 
