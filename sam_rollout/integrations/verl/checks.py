@@ -44,7 +44,7 @@ from sam_rollout.sources import check_sources
 from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.records import RunFolderError, value_at
 
-DTYPES = ("bfloat16", "float16", "float32")  # of vLLM's batch-invariant matrix products
+DTYPES = ("bfloat16", "float16", "float32")  # vLLM's batch-invariant kernels take these
 
 
 @dataclass(frozen=True)

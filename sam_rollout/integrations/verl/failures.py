@@ -58,7 +58,7 @@ def describe(error: BaseException) -> str:
     if len(message) > MOST_CHARACTERS:
         message = f"{message[:MOST_CHARACTERS]} ..."
     if isinstance(error, RolloutFailedError):
-        return message  # It names the first error.
+        return message  # This message names the first error.
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 

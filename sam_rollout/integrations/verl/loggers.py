@@ -42,7 +42,6 @@ PACKAGES = {
     "vemlp_wandb": "volcengine_ml_platform",
     "wandb": "wandb",
 }
-INSTALLS = {"rl_insight": "rl-insight", "volcengine_ml_platform": "volcengine-ml-platform"}
 STEP_AXIS = "training/global_step"  # a metric that verl logs only in training steps
 MAX_TAG = 64  # Characters, wandb's limit.
 # wandb's table of runs shows the mean of these metrics. It shows the last value of all others.
@@ -76,11 +75,8 @@ def check_loggers(backends: Any) -> Iterator[Fact]:
             raise ConfigError("trainer.logger", names, f"{name}: {allowed}")
         package = PACKAGES[name]
         if package and importlib.util.find_spec(package) is None:
-            install = INSTALLS.get(package, package)
-            raise ConfigError(
-                "trainer.logger", names, f"{name} is not installed: pip install {install}, or "
-                "leave it out",
-            )  # fmt: skip
+            allowed = f"{name} is not installed: pip install {package}, or leave it out"
+            raise ConfigError("trainer.logger", names, allowed)
     yield Fact(", ".join(names))
 
 

@@ -236,7 +236,7 @@ class AsyncRefillReplayBuffer(RefillReplayBuffer, ReplayBufferAsync):
     def __init__(self, *, trainer_config: Any, **kwargs: Any) -> None:
         super().__init__(trainer_config=trainer_config, **kwargs)
         self._batches: int = trainer_config.get("parameter_sync_step", 1)
-        self._times_s: list[float] = []  # of the step's batches until now
+        self._times_s: list[float] = []  # times of the step's batches so far
 
     def note_restored(self) -> None:
         """Take up the groups of a checkpoint; groups that have ended count in an earlier step."""

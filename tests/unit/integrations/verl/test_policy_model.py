@@ -110,7 +110,7 @@ def test_a_model_of_the_hub(model, monkeypatch, tmp_path):
     snapshot.parent.mkdir(parents=True)
     model.rename(snapshot)
     assert "2 weight file(s)" in check("Qwen/Qwen3-32B")[0].text
-    (snapshot / "a.safetensors").unlink()  # of a download that did not end, or was never asked for
+    (snapshot / "a.safetensors").unlink()  # its download did not end, or never began
     with pytest.raises(NotHereError, match="not complete"):
         check("Qwen/Qwen3-32B")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")

@@ -36,7 +36,7 @@ class Queue:
         self.tags: dict[str, dict[str, dict]] = {"train": {}, "val": {}}
         self.rewards: dict[str, dict[str, float | None]] = {}
         self.to_finish: list[tuple[str, str, tuple[float | None, ...] | None]] = []
-        self.tokens: dict[str, list[tuple[int, int]]] = {}  # of a response, by weights
+        self.tokens: dict[str, list[tuple[int, int]]] = {}  # response -> its tokens by weights
 
     def submit(self, partition: str, uid: str, outcome: tuple[float | None, ...] | None) -> None:
         self.tags[partition][uid] = {"is_prompt": True, "status": "pending", "global_steps": 1}
@@ -169,7 +169,7 @@ def test_rounds_repeat_until_there_are_enough_groups(make, seed):
         "failed_groups": 1,
     }
     assert metrics["time_mean_s"] > 0
-    means = [1.0, 2 / 3, 0.0, 2 / 3, 2 / 3]  # of every finished group
+    means = [1.0, 2 / 3, 0.0, 2 / 3, 2 / 3]  # the mean of each finished group
     mean = sum(means) / 5
     assert metrics["accuracy_unfiltered"] == pytest.approx(mean)
     assert set(trainer.queue.tags["train"]) == set(batch.keys), "the rest is cleared"

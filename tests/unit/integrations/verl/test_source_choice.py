@@ -95,7 +95,7 @@ PICTURES = [{"role": "user", "content": [{"type": "image"}]}]
 @pytest.mark.parametrize(
     ("prompts", "kind", "enabled"),
     [
-        ([ONE, ONE], WIDE, True),  # as polars writes
+        ([ONE, ONE], WIDE, True),  # polars writes this type
         ([ONE, [*ONE, *ONE]], WIDE, False),
         (["1 + 1", "1 + 1"], pa.large_string(), True),
         ([PICTURES, PICTURES], None, False),
