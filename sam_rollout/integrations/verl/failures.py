@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, RayTaskError
@@ -126,14 +126,6 @@ class FailureBook:
         return taken
 
 
-class Groups(NamedTuple):
-    """Counts of groups of responses. A group has failed if one of its responses failed."""
-
-    submitted: int
-    failed: int
-    empty: bool  # whether the failed groups have no response at all
-
-
 def is_not_kept(record: logging.LogRecord) -> bool:
     """Return whether no `FailureBook` has counted the error of a log record."""
     error = record.exc_info[1] if record.exc_info else None
@@ -207,16 +199,17 @@ class FailureWatch:
         """Return the type and message of the first error, or a sentence that there was none."""
         return next((one.text for one in self.book.failures), "no agent-loop worker reported one")
 
-    def check(self, where: str, groups: Groups, limit: float) -> None:
+    def check(self, where: str, submitted: int, failed: int, *, limit: float, empty: bool) -> None:
         """End the run if all groups failed, or a share of them that is larger than `limit`.
 
-        With fewer than `LEAST_GROUPS` groups, end it if all groups failed without any response.
+        A group has failed if one of its responses failed. With fewer than `LEAST_GROUPS` groups,
+        the run ends only if all groups failed without any response, which `empty` says.
         """
-        all_failed = 0 < groups.failed == groups.submitted
-        if groups.submitted < LEAST_GROUPS:
-            too_many = all_failed and groups.empty
+        all_failed = 0 < failed == submitted
+        if submitted < LEAST_GROUPS:
+            too_many = all_failed and empty
         else:
-            too_many = all_failed or groups.failed > limit * groups.submitted
+            too_many = all_failed or failed > limit * submitted
         if not too_many:
             return
         self.settle()
@@ -225,7 +218,7 @@ class FailureWatch:
             what = "every group had a response that failed"
         else:
             what = (
-                f"{groups.failed} of {groups.submitted} groups had a response that failed, more "
-                f"than dynamic_sampling.max_failed_share = {limit} allows"
+                f"{failed} of {submitted} groups had a response that failed, more than "
+                f"dynamic_sampling.max_failed_share = {limit} allows"
             )
         raise RolloutFailedError(f"{where}: {what}; the first error: {self.first_error()}")

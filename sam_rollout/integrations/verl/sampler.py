@@ -23,7 +23,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from sam_rollout.core.identity import TRAIN_SPLIT
-from sam_rollout.integrations.verl.failures import LEAST_GROUPS, FailureWatch, Groups
+from sam_rollout.integrations.verl.failures import LEAST_GROUPS, FailureWatch
 from sam_rollout.integrations.verl.registered_names import TOKENS_BY_WEIGHTS
 from sam_rollout.integrations.verl.rewards import ACCURACY, figure
 from sam_rollout.telemetry.schema import metric_name
@@ -95,25 +95,27 @@ class _ObservedReplayBuffer(ReplayBuffer):
         batch, metrics = super().sample(global_steps, "val", batch_size)
         where = f"validation at training step {global_steps}"
         failed = self.failure_keys["val"]
-        groups = self._groups("val", len(failed | self.finished_keys["val"]), failed)
-        self.failures.check(where, groups, self.max_failed_share)
+        submitted = len(failed | self.finished_keys["val"])
+        self._check_groups(where, "val", submitted, failed, self.max_failed_share)
         if failed:
             self.failures.settle()
             self.failures.log_new_kinds(where)
             self.failed_validation_responses += self.failures.book.count
         return batch, metrics
 
-    def _groups(self, partition_id: str, submitted: int, failed: set[str]) -> Groups:
+    def _check_groups(
+        self, where: str, partition_id: str, submitted: int, failed: set[str], limit: float
+    ) -> None:
         came = {key.split("_")[0] for key in self.partitions[partition_id]}
-        return Groups(submitted, len(failed), empty=not failed & came)
+        self.failures.check(where, submitted, len(failed), limit=limit, empty=not failed & came)
 
     def _check_failures(self, partition_id: str) -> None:
         """End the run if too many of the step's groups have failed by now."""
         if len(self._order) >= self._least_groups:
             # With `refill`, a failed group may have been submitted in the previous step.
             submitted = len(self._order.keys() | self._failed)
-            groups = self._groups(partition_id, submitted, self._failed)
-            self.failures.check(self._where, groups, self.max_failed_share)
+            limit = self.max_failed_share
+            self._check_groups(self._where, partition_id, submitted, self._failed, limit)
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter]:
         self._observe_outcomes(partition_id)
@@ -294,8 +296,7 @@ class RoundsReplayBuffer(_ObservedReplayBuffer):
             failed = self.failure_keys[partition_id]
             if self.round_size > 1:  # a single failure may be the prompt's fault
                 where = f"{self._where}, a round of {self.round_size} prompts"
-                groups = self._groups(partition_id, self.round_size, failed - before)
-                self.failures.check(where, groups, limit=1.0)
+                self._check_groups(where, partition_id, self.round_size, failed - before, 1.0)
             self._check_failures(partition_id)
             usable = self.finished_keys[partition_id] - filtered
             if len(usable) >= batch_size:
