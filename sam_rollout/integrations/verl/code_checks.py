@@ -45,7 +45,9 @@ _CANONICAL_REWARD = "reward"
 
 # A program that loads one object as verl does (verl.utils.import_utils.load_extern_object). It
 # prints a JSON object. `wrong` is an error about the object's name, or "". `figures` are the names
-# of the numbers that a reward returns. `file` is the module's file.
+# of the numbers that a reward returns. `file` is the module's file. The program ends with the
+# status `_LOADED`, because a module may end it with the status 0 while it is imported.
+_LOADED = 64
 _LOAD = """
 import importlib, importlib.util, json, os, sys
 where, name = json.loads(sys.argv[1])
@@ -61,7 +63,7 @@ if name is not None and not callable(getattr(module, name, None)):
     wrong = f"is no function or class of it; it has {', '.join(names) or 'none'}"
 figures, file = list(getattr(module, "FIGURES", ())), getattr(module, "__file__", None)
 print(json.dumps({"wrong": wrong, "figures": figures, "file": file}), flush=True)
-os._exit(0)  # what the module does at exit would come behind that line
+os._exit(64)  # what the module does at exit would come behind that line
 """
 
 
@@ -182,7 +184,7 @@ def _load(
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return None
-    if done.returncode:
+    if done.returncode != _LOADED:
         said = [line for line in done.stderr.splitlines() if line.strip()]
         reason = said[-1] if said else f"it ended with status {done.returncode}"
         raise ConfigError(where, path, f"cannot be loaded: {reason}")

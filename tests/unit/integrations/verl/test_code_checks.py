@@ -50,6 +50,7 @@ def test_the_recipes_reward_and_ones_own_load(written, tmp_path):
         ("def compute_score(:\n", "path = .*SyntaxError"),
         ("raise ValueError('no key')\n", "path = .*ValueError: no key"),
         ("import sys; sys.exit('ended')\n", "path = .*ended"),
+        ("print('done'); raise SystemExit\n", "path = .*it ended with status 0"),
         ("def score(): pass\ndel compute_score\n", "name = 'compute_score': .*score"),
     ],
 )
