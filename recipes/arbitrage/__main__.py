@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 
 from recipes.arbitrage import report
-from recipes.arbitrage.engines import RewardModel, Router, Sampling, authors, judging_engine
+from recipes.arbitrage.engines import RewardModel, Router, authors, judging_engine
 from recipes.arbitrage.router import HELD_OUT, QUALITY, calibrate, collect, labels, train
 from recipes.arbitrage.steps import DRAFT, MODES, TARGET, Score, Solution, Step
 from recipes.dapo_qwen3.evaluate import SIDES, write_record
@@ -43,7 +43,8 @@ def parser() -> argparse.ArgumentParser:
     add("--no-thinking", action="store_true", help="ask for an answer at once")
     add("--reward", default=CHECKER, help="the synthetic task's checker, or a reward model")
     add("--step-tag", default="<extra_0>", help="where the reward model scores a step")
-    add("--delimiter", default="\\n\\n", help="text that ends a step; \\n is a line break")
+    add("--delimiter", default="\n\n", type=lambda text: text.replace("\\n", "\n"),
+        help="text that ends a step; \\n is a line break")  # fmt: skip
     add("--temperature", type=float, default=1.0)
     add("--top-p", type=float, default=1.0)
     add("--max-step-tokens", type=int, default=512, help="longer steps are cut")
@@ -85,10 +86,6 @@ def _problems(options: argparse.Namespace, split: str) -> list[Solution]:
 
 
 def _engines(options: argparse.Namespace, problems: Sequence[Solution]) -> tuple[Any, ...]:
-    names = ("temperature", "top_p", "max_step_tokens", "max_tokens", "seed")
-    sampling = Sampling(
-        options.delimiter.replace("\\n", "\n"), **{name: getattr(options, name) for name in names}
-    )
     longest = max(len(problem.prompt) for problem in problems)
     # Room for twice a step's draft tokens, because vLLM stops drafting close to `max_model_len`.
     room = {"max_model_len": longest + options.max_tokens + 16}
@@ -99,7 +96,7 @@ def _engines(options: argparse.Namespace, problems: Sequence[Solution]) -> tuple
         TARGET: {**both, "gpu_memory_utilization": target},
     }
     arguments[TARGET]["tensor_parallel_size"] = options.tensor_parallel_size
-    return {DRAFT: options.draft, TARGET: options.target}, sampling, arguments
+    return {DRAFT: options.draft, TARGET: options.target}, options, arguments
 
 
 @contextmanager

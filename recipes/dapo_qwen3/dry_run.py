@@ -187,7 +187,7 @@ def _rollout_rows(config: DictConfig, layout: RunLayout, memory: MemoryPlan) -> 
         "the engine's share": math.fsum(memory.rollout.values()),
         "training states beside it": memory.resident,
         "left for verifying drafts": memory.outside_share,
-        "taken, drafts and filling": memory.verification,
+        "taken by drafts and padding": memory.verification,
     }
     cached = f"{held}{tokens // requests} tokens for each of {requests}"
     return {**_gib(memory.rollout | beside), "the KV cache holds": cached}

@@ -87,9 +87,11 @@ def identities(client) -> dict[str, RequestIdentity]:
 
 
 @pytest.mark.parametrize(("validate", "split"), [(False, "train"), (True, "val")])
-def test_a_request_says_who_it_is(worker, client, validate, split):
-    asyncio.run(run(worker, session=2, validate=validate))
-    expected = identify([1, 2, 3], seed=SEED, step=5, sibling=2, split=split)
+@pytest.mark.parametrize("first", [0, 24])
+def test_a_request_says_who_it_is(worker, client, validate, split, first):
+    columns = {agent_loop.FIRST_SIBLING_COLUMN: first} if first else {}
+    asyncio.run(run(worker, session=2, validate=validate, **columns))
+    expected = identify([1, 2, 3], seed=SEED, step=5, sibling=first + 2, split=split)
     assert identities(client)["u/2/0"] == replace(expected, prompt_tokens=3)
 
 
@@ -118,13 +120,6 @@ def test_what_others_put_into_the_call_stays(worker, client):
     assert (call["params"]["temperature"], call["prompt"]) == (1.0, [1, 2, 3])
     assert call["kwargs"] == {"image_data": None}
     assert params == {"temperature": 1.0, "extra_args": {"other": 1}}
-
-
-@pytest.mark.parametrize("validate", [False, True])
-def test_copies_of_a_prompt_are_further_siblings(worker, client, validate):
-    columns = {agent_loop.FIRST_SIBLING_COLUMN: 24}
-    asyncio.run(run(worker, session=1, validate=validate, **columns))
-    assert identities(client)["u/1/0"].sibling == 25
 
 
 def submitted(
