@@ -6,7 +6,6 @@ checks (which import verl) and the check of data (`datasets`) import large packa
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from sam_rollout.integrations.verl.code_checks import (
     check_reward,
 )
 from sam_rollout.integrations.verl.data_checks import check_data
-from sam_rollout.integrations.verl.environment import environment_notes, experiment_variables
+from sam_rollout.integrations.verl.environment import environment_notes, run_variables
 from sam_rollout.integrations.verl.launch import check_with_verl
 from sam_rollout.integrations.verl.layouts import ROLLOUT, check_layout
 from sam_rollout.integrations.verl.loggers import check_loggers
@@ -146,7 +145,7 @@ def _drafting_rules(config: DictConfig, run: RunConfig) -> Iterator[Rule]:
 def batch_invariance_rules(config: DictConfig, run: RunConfig) -> Iterator[Rule]:
     """Yield rules on `batch_invariant`, environment, device, attention backend and dtype."""
     field, wanted = f"{run.sampler.PATH}.batch_invariant", run.sampler.batch_invariant
-    given = {**experiment_variables(config), **os.environ}.get(BATCH_INVARIANT_ENV)
+    given = run_variables(config).get(BATCH_INVARIANT_ENV)
     agrees = given is None or (given != "0") == wanted
     allowed = f"must agree with {BATCH_INVARIANT_ENV}={given}: unset that, the setting is recorded"
     yield field, wanted, agrees, allowed

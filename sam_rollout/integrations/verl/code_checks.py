@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from sam_rollout.config import ConfigError, RunConfig
 from sam_rollout.integrations.verl.check_results import Fact, Note, hold
-from sam_rollout.integrations.verl.environment import experiment_variables
+from sam_rollout.integrations.verl.environment import run_variables
 from sam_rollout.integrations.verl.registered_names import ASYNC_TRAINERS, BEGIN_ANEW
 
 LIMIT_S = 60
@@ -180,7 +179,7 @@ def _load(
         done = subprocess.run(
             [sys.executable, "-c", _LOAD, json.dumps([file, name])],
             capture_output=True, text=True, timeout=LIMIT_S, check=False,
-            stdin=subprocess.DEVNULL, env={**experiment_variables(config), **os.environ, **given},
+            stdin=subprocess.DEVNULL, env={**run_variables(config), **given},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return None

@@ -115,6 +115,9 @@ def test_a_model_of_the_hub(model, monkeypatch, tmp_path):
         check("Qwen/Qwen3-32B")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     assert isinstance(check("Qwen/Qwen3-32B")[0], Note)
+    monkeypatch.delenv("HF_HUB_CACHE")
+    config = with_model("Qwen/Qwen3-32B", f"+environment.HF_HUB_CACHE={tmp_path}/hub")
+    assert policy_model.policy_shape(config)[1] == "its config.json", "wherever the cache is set"
 
 
 def test_the_models_own_files_give_its_shape(model):
