@@ -5,7 +5,8 @@ from unittest.mock import patch
 from sam_rollout.integrations.verl.environment import export_environment
 from sam_rollout.integrations.verl.run_config import read_run_config
 from tests.settings_checks import check
-from tests.unit.integrations.verl.test_checks import chosen, composed
+from tests.unit.integrations.verl.test_checks import composed
+from tests.unit.test_configs import composed as composed_anew
 
 
 def exported(shell: dict[str, str], *overrides: str) -> tuple[dict[str, str], dict[str, str]]:
@@ -50,7 +51,7 @@ def test_a_shell_that_overrules_the_experiment_is_named(monkeypatch, capsys):
     """The published image for Ascend sets TASK_QUEUE_ENABLE=1, but eager mode needs 2."""
     monkeypatch.setenv("TASK_QUEUE_ENABLE", "1")
     for experiment in ("article_32b_graph", "article_32b"):
-        check(chosen(f"experiment={experiment}"))
+        check(composed_anew(f"experiment={experiment}"))
     assert capsys.readouterr().out == (
         "Note: TASK_QUEUE_ENABLE=1 is set in the shell and wins; the experiment says 2 "
         "(unset TASK_QUEUE_ENABLE to use that)\n"
