@@ -196,12 +196,8 @@ def test_status_follows_the_promise_and_responses_are_traces(
     def found(_rows, options):
         sides = {name: summarise(groups([1], [0]), 1.0) for name in evaluate.SIDES}
         comparison = compare(groups([1], [0]), groups([1], [0]), [], True, drafted > 0)
-        return {
-            "setting": evaluate._setting(options, 2, 2),
-            "sides": sides,
-            "comparison": comparison,
-            "responses": {"off": groups([1], [0])},
-        }
+        result = {"setting": evaluate._setting(options, 2, 2), "sides": sides}
+        return result | {"comparison": comparison, "responses": {"off": groups([1], [0])}}
 
     monkeypatch.setattr(evaluate, "rows_of", lambda _data, _limit: [])
     monkeypatch.setattr(evaluate, "evaluate", found)

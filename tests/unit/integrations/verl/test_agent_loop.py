@@ -22,14 +22,8 @@ class FakeClient:
         self.calls: list[dict] = []
 
     async def generate(self, request_id, *, prompt_ids, sampling_params, **kwargs):
-        self.calls.append(
-            {
-                "id": request_id,
-                "prompt": list(prompt_ids),
-                "params": sampling_params,
-                "kwargs": kwargs,
-            }
-        )
+        call = {"id": request_id, "prompt": list(prompt_ids)}
+        self.calls.append(call | {"params": sampling_params, "kwargs": kwargs})
         await asyncio.sleep(0)
         return SimpleNamespace(token_ids=[1, 2])
 
@@ -57,26 +51,18 @@ def worker(client, monkeypatch):
     monkeypatch.setattr(VERL_WORKER, "__init__", take_client)
     monkeypatch.setattr(VERL_WORKER, "_run_agent_loop", two_turns)
     rollout = {"seed": SEED, "n": 8, "val_kwargs": {"n": 2}}
-    config = OmegaConf.create(
-        {
-            "actor_rollout_ref": {"rollout": rollout},
-            "algorithm": {"filter_groups": {"enable": True, "metric": "acc"}},
-        }
-    )
+    algorithm = {"filter_groups": {"enable": True, "metric": "acc"}}
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "algorithm": algorithm})
     return agent_loop._SamAgentLoopWorker(config, client)
 
 
 def run(
     worker, *, uid="u", prompt=(1, 2, 3), session=0, step=5, validate=False, params=None, **columns
 ):
-    return worker._run_agent_loop(
-        {"temperature": 1.0} if params is None else params,
-        {"step": step, "validate": validate},
-        uid=uid,
-        raw_prompt=prompt,
-        session_id=session,
-        **columns,
-    )
+    params = {"temperature": 1.0} if params is None else params
+    trajectory = {"step": step, "validate": validate}
+    row = {"uid": uid, "raw_prompt": prompt, "session_id": session, **columns}
+    return worker._run_agent_loop(params, trajectory, **row)
 
 
 def identities(client) -> dict[str, RequestIdentity]:

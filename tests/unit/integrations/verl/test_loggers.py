@@ -40,17 +40,9 @@ def shell(monkeypatch):
 
 @pytest.fixture
 def config():
-    return OmegaConf.create(
-        {
-            "run_dir": "/runs/cmp/sam-1",
-            "trainer": {
-                "logger": ["console", "wandb"],
-                "project_name": "sam_rollout",
-                "experiment_name": "tiny_cpu",
-                "device": "cpu",
-            },
-        }
-    )
+    names = {"project_name": "sam_rollout", "experiment_name": "tiny_cpu"}
+    trainer = {"logger": ["console", "wandb"], "device": "cpu", **names}
+    return OmegaConf.create({"run_dir": "/runs/cmp/sam-1", "trainer": trainer})
 
 
 def info(config) -> RunInfo:

@@ -71,19 +71,13 @@ class Queue:
 
     def kv_batch_get(self, *, keys: list[str], partition_id: str, select_fields: list[str]):
         assert all(key in self.tags[partition_id] for key in keys), "cleared data is gone"
-        data = {
-            "extra_fields": [
-                extra if number % 2 else SimpleNamespace(data=extra)
-                for number, extra in enumerate(
-                    {
-                        "reward_extra_info": self.rewards[key],
-                        TOKENS_BY_WEIGHTS: self.tokens.get(key),
-                    }
-                    for key in keys
-                )
-            ],
-            "rm_scores": [torch.tensor([0.0, self.rewards[key]["score"]]) for key in keys],
-        }
+        extras = [
+            {"reward_extra_info": self.rewards[key], TOKENS_BY_WEIGHTS: self.tokens.get(key)}
+            for key in keys
+        ]
+        fields = [one if n % 2 else SimpleNamespace(data=one) for n, one in enumerate(extras)]
+        scores = [torch.tensor([0.0, self.rewards[key]["score"]]) for key in keys]
+        data = {"extra_fields": fields, "rm_scores": scores}
         return {name: data[name] for name in select_fields}
 
 

@@ -6,12 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from verl.workers.rollout.vllm_rollout import (
-    ServerAdapter,
-    bucketed_weight_transfer,
-    vllm_rollout,
-)
-from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
+from verl.workers.rollout.vllm_rollout import ServerAdapter, bucketed_weight_transfer, vllm_rollout
 
 from sam_rollout.integrations.verl import weight_transfer
 from sam_rollout.integrations.verl.weight_transfer import (
@@ -35,7 +30,8 @@ class VerlsExtension:
                 raise ValueError(f"bucket {bucket} is not wanted")
 
         take()
-        receiver = BucketedWeightReceiver(self.zmq_handle, torch.device("cpu"), use_shm=True)
+        receiver_class = bucketed_weight_transfer.BucketedWeightReceiver
+        receiver = receiver_class(self.zmq_handle, torch.device("cpu"), use_shm=True)
         receiver.receive_weights(take)
 
     def _get_zmq_handle(self):
