@@ -169,18 +169,14 @@ MADE = {"synthetic": synthetic_math, "word_problems": word_problems}
 
 def _table(name: str, split: str, rows: Sequence[Row]) -> pd.DataFrame:
     source = MADE[name].DATA_SOURCE if name in MADE else name
-    return pd.DataFrame(
-        [
-            {
-                "data_source": source,
-                "prompt": row.prompt,
-                "ability": "math",
-                "reward_model": {"style": "rule", "ground_truth": row.truth},
-                "extra_info": {"split": split, "index": index, **row.details},
-            }
-            for index, row in enumerate(rows)
-        ]
-    )
+    columns: dict[str, list[Any]] = {
+        "data_source": [source] * len(rows),
+        "prompt": [row.prompt for row in rows],
+        "ability": ["math"] * len(rows),
+        "reward_model": [{"style": "rule", "ground_truth": row.truth} for row in rows],
+        "extra_info": [{"split": split, "index": i, **row.details} for i, row in enumerate(rows)],
+    }
+    return pd.DataFrame(columns)
 
 
 def _write(table: pd.DataFrame, path: Path) -> None:

@@ -147,13 +147,9 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any
     ) -> Any:
         split = VAL_SPLIT if trajectory["validate"] else TRAIN_SPLIT
-        first = int(kwargs.pop(FIRST_SIBLING_COLUMN, 0))
+        sibling = int(kwargs.pop(FIRST_SIBLING_COLUMN, 0)) + int(kwargs["session_id"])
         tokens_by_weights.set(Counter())
-        _current_response.set(
-            _Response(
-                step=int(trajectory["step"]), split=split, sibling=first + int(kwargs["session_id"])
-            )
-        )
+        _current_response.set(_Response(int(trajectory["step"]), split, sibling))
         try:
             return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)
         except Exception as error:

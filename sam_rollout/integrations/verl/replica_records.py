@@ -75,11 +75,8 @@ class FinishedRequest:
         )
 
     def trace(self, place: Place) -> TraceRecord:
-        return TraceRecord(
-            **self._shared_columns(place),
-            prompt_ids=self.prompt_ids,
-            response_ids=self.response_ids,
-        )
+        columns = self._shared_columns(place)
+        return TraceRecord(**columns, prompt_ids=self.prompt_ids, response_ids=self.response_ids)
 
 
 def join_records(

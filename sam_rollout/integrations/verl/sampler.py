@@ -162,11 +162,8 @@ class _ObservedReplayBuffer(ReplayBuffer):
             return rank[uid], int(sibling), int(turn)
 
         order = sorted(range(len(batch.keys)), key=position)
-        return KVBatchMeta(
-            partition_id=partition_id,
-            keys=[batch.keys[i] for i in order],
-            tags=[batch.tags[i] for i in order],
-        )
+        keys, tags = [batch.keys[i] for i in order], [batch.tags[i] for i in order]
+        return KVBatchMeta(partition_id=partition_id, keys=keys, tags=tags)
 
     def _step_metrics(self, round_times_s: list[float]) -> dict[str, float]:
         self.failures.settle()

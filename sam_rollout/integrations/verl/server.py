@@ -171,10 +171,8 @@ class SamHttpServer(vLLMHttpServer):
         identity = RequestIdentity.from_extra_args(extra_args)
         resumed = identity.resumed(len(prompt_ids)) if identity else 0
         # Only one output, because vLLM would send all tokens again with every new token.
-        sampling_params = {
-            **continued(sampling_params, resumed),
-            "output_kind": RequestOutputKind.FINAL_ONLY,
-        }
+        one_output = {"output_kind": RequestOutputKind.FINAL_ONLY}
+        sampling_params = continued(sampling_params, resumed) | one_output
         call = object()  # with full_determinism, verl's parallel requests share an id
         self._under_way[call] = identity
         start_s = time.time()
