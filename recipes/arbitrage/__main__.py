@@ -29,6 +29,10 @@ TINY_DRAFT = str(Path(__file__).parent / "tiny_draft")
 CHECKER = "synthetic"
 
 
+def _unescaped(text: str) -> str:
+    return text.replace("\\n", "\n")
+
+
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -43,8 +47,7 @@ def parser() -> argparse.ArgumentParser:
     add("--no-thinking", action="store_true", help="ask for an answer at once")
     add("--reward", default=CHECKER, help="the synthetic task's checker, or a reward model")
     add("--step-tag", default="<extra_0>", help="where the reward model scores a step")
-    add("--delimiter", default="\n\n", type=lambda text: text.replace("\\n", "\n"),
-        help="text that ends a step; \\n is a line break")  # fmt: skip
+    add("--delimiter", default="\n\n", type=_unescaped, help="ends a step; \\n is a line break")
     add("--temperature", type=float, default=1.0)
     add("--top-p", type=float, default=1.0)
     add("--max-step-tokens", type=int, default=512, help="longer steps are cut")

@@ -26,6 +26,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 
 from sam_rollout.config import SamConfig
 from sam_rollout.core.identity import GroupKey, RequestIdentity
+from sam_rollout.integrations.verl.failures import describe
 from sam_rollout.sources.contract import Piece
 from sam_rollout.sources.support.pieces import whole_response
 from sam_rollout.sources.support.responses import is_of_training
@@ -296,12 +297,11 @@ class TextSharing:
         if is_dead or not peer.has_failed:
             logger.warning(
                 "Replica %s %s texts to replica %s. Siblings there draft without them, and the "
-                "rollout goes on: %s: %s",
+                "rollout goes on: %s",
                 self._replica,
                 "sends no more" if is_dead else "could not send",
                 replica,
-                type(error).__name__,
-                error,
+                describe(error),
             )
         peer.has_failed = True
         if is_dead:
