@@ -278,12 +278,6 @@ def _accumulate(writer: _Writer, total: int, value: int, careful: bool) -> tuple
     return writer.work(f"{total}-{-value}", columns, total + value, careful)
 
 
-def _reduce(writer: _Writer, total: int, modulus: int) -> tuple[str, int]:
-    if not modulus or total < modulus:
-        return "", total
-    return writer.say("keep", r=total % modulus, m=modulus), total % modulus
-
-
 def _product_step(writer: _Writer, factors: tuple[int, ...], careful: bool) -> tuple[str, int]:
     x, y = factors
     return writer.work(f"{x}*{y}", _multiply_columns(x, y), x * y, careful)
@@ -306,7 +300,10 @@ def _step(
         text, result = writer.work(f"{factor}*{total}", columns, factor * total, careful)
     else:
         text, result = _accumulate(writer, total, factors[0], careful)
-    rest, result = _reduce(writer, result, problem.modulus)
+    rest, modulus = "", problem.modulus
+    if modulus and result >= modulus:
+        result %= modulus
+        rest = writer.say("keep", r=result, m=modulus)
     return writer.say("step", a=label, e=text) + rest, result
 
 
