@@ -21,30 +21,26 @@ def exported(shell: dict[str, str], *overrides: str) -> tuple[dict[str, str], di
     return here, dict(config.ray_kwargs.ray_init.runtime_env.env_vars)
 
 
-def test_every_node_gets_the_devices_variables():
-    here, workers = exported({})
+def test_every_node_gets_the_variables_of_device_and_configuration():
+    runtime = "ray_kwargs.ray_init.runtime_env"
+    own = ("+environment.MY_VARIABLE=3", f"+{runtime}.env_vars.OTHER=x")
+    here, workers = exported({}, *own)
     run_dir = Path("run").absolute()
     for name, value in {
         "VERL_PLATFORM": "cpu",
         "VERL_USE_EXTERNAL_MODULES": "sam_rollout.integrations.verl.plugin",
         "WANDB_DIR": f"{run_dir}",
         "VERL_FILE_LOGGER_PATH": f"{run_dir}/metrics.jsonl",
+        "MY_VARIABLE": "3",
     }.items():
         assert here[name] == workers[name] == value
-    assert set(composed().environment) <= set(workers)
+    assert workers["OTHER"] == "x" and set(composed().environment) <= set(workers)
 
 
 def test_the_shell_wins_and_its_modules_are_kept():
     here, workers = exported({"OMP_NUM_THREADS": "7", "VERL_USE_EXTERNAL_MODULES": "theirs"})
     assert here["OMP_NUM_THREADS"] == workers["OMP_NUM_THREADS"] == "7"
     assert workers["VERL_USE_EXTERNAL_MODULES"] == "theirs,sam_rollout.integrations.verl.plugin"
-
-
-def test_variables_named_in_the_configuration_reach_the_nodes():
-    runtime = "ray_kwargs.ray_init.runtime_env"
-    _, workers = exported({}, "+environment.MY_VARIABLE=3", f"+{runtime}.env_vars.OTHER=x")
-    assert workers["MY_VARIABLE"] == "3" and workers["OTHER"] == "x"
-    assert workers["VERL_PLATFORM"] == "cpu"
 
 
 def test_a_shell_that_overrules_the_experiment_is_named(monkeypatch, capsys):
