@@ -18,15 +18,19 @@ from typing import Any
 import pandas as pd
 
 from recipes.arbitrage import report
-from recipes.arbitrage.engines import SIDES, RewardModel, Router, Sampling, authors, judging_engine
+from recipes.arbitrage.engines import RewardModel, Router, authors, judging_engine
 from recipes.arbitrage.router import HELD_OUT, QUALITY, calibrate, collect, labels, train
 from recipes.arbitrage.steps import DRAFT, MODES, TARGET, Score, Solution, Step
-from recipes.dapo_qwen3.evaluate import write_record
+from recipes.dapo_qwen3.evaluate import SIDES, write_record
 from recipes.dapo_qwen3.problems import TINY_MODEL, make_requests, rows_of
 from sam_rollout.integrations.vllm.offline import prepare_environment
 
 TINY_DRAFT = str(Path(__file__).parent / "tiny_draft")
 CHECKER = "synthetic"
+
+
+def _unescaped(text: str) -> str:
+    return text.replace("\\n", "\n")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -43,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     add("--no-thinking", action="store_true", help="ask for an answer at once")
     add("--reward", default=CHECKER, help="the synthetic task's checker, or a reward model")
     add("--step-tag", default="<extra_0>", help="where the reward model scores a step")
-    add("--delimiter", default="\\n\\n", help="text that ends a step; \\n is a line break")
+    add("--delimiter", default="\n\n", type=_unescaped, help="ends a step; \\n is a line break")
     add("--temperature", type=float, default=1.0)
     add("--top-p", type=float, default=1.0)
     add("--max-step-tokens", type=int, default=512, help="longer steps are cut")
@@ -85,10 +89,6 @@ def _problems(options: argparse.Namespace, split: str) -> list[Solution]:
 
 
 def _engines(options: argparse.Namespace, problems: Sequence[Solution]) -> tuple[Any, ...]:
-    names = ("temperature", "top_p", "max_step_tokens", "max_tokens", "seed")
-    sampling = Sampling(
-        options.delimiter.replace("\\n", "\n"), **{name: getattr(options, name) for name in names}
-    )
     longest = max(len(problem.prompt) for problem in problems)
     # Room for twice a step's draft tokens, because vLLM stops drafting close to `max_model_len`.
     room = {"max_model_len": longest + options.max_tokens + 16}
@@ -99,7 +99,7 @@ def _engines(options: argparse.Namespace, problems: Sequence[Solution]) -> tuple
         TARGET: {**both, "gpu_memory_utilization": target},
     }
     arguments[TARGET]["tensor_parallel_size"] = options.tensor_parallel_size
-    return {DRAFT: options.draft, TARGET: options.target}, sampling, arguments
+    return {DRAFT: options.draft, TARGET: options.target}, options, arguments
 
 
 @contextmanager
@@ -138,15 +138,14 @@ def _train(options: argparse.Namespace) -> None:
     print(json.dumps(train(pairs, options.base, options.router, **changes), indent=1))
 
 
-def _thresholds(options: argparse.Namespace) -> dict[str, list[float]]:
-    if options.router is None:
-        raise ValueError("--router: name its folder; thresholds are computed from a file in it")
-    return calibrate(pd.read_json(options.router / HELD_OUT, lines=True), options.shares)
-
-
 def _report(options: argparse.Namespace) -> None:
     problems = _problems(options, "test")
-    thresholds = _thresholds(options) if {"rsd", "router"} & set(options.modes) else {}
+    thresholds: dict[str, list[float]] = {}
+    if {"rsd", "router"} & set(options.modes):
+        if options.router is None:
+            raise ValueError("--router: name its folder; thresholds are computed from a file in it")
+        held_out = pd.read_json(options.router / HELD_OUT, lines=True)
+        thresholds = calibrate(held_out, options.shares)
     asked = "router" in options.modes
     router = judging_engine(str(options.router), options.memory[2]) if asked else nullcontext()
     with _reward(options) as reward, router as engine:

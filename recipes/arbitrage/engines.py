@@ -6,11 +6,12 @@ answer.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from recipes.arbitrage.router import annotated
@@ -27,19 +28,6 @@ SAMPLER = RolloutSamplerConfig(kind="coupled")
 # Without the source `run`, because drafts from texts of earlier modes would make later modes of a
 # comparison faster.
 DRAFTER = SamConfig(sources=sources_of("own", "prompt"))
-SIDES = ("off", "on")  # whether both engines draft
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """The sampling of both models. The text ``delimiter`` ends a step; limits are in tokens."""
-
-    delimiter: str = "\n\n"
-    temperature: float = 1.0
-    top_p: float = 1.0
-    max_step_tokens: int = 512
-    max_tokens: int = 4096
-    seed: int = 0
 
 
 class Engine:
@@ -75,11 +63,14 @@ class Engine:
 
 
 class EngineAuthor(Engine):
-    """One of the two writing models; ``tokens`` and ``run`` count its tokens and its runs."""
+    """One of the two writing models; ``tokens`` and ``run`` count its tokens and its runs.
 
-    def __init__(self, name: str, engine: LLM, sampling: Sampling) -> None:
+    ``options`` are those of the command. They say how both models sample.
+    """
+
+    def __init__(self, name: str, engine: LLM, options: argparse.Namespace) -> None:
         super().__init__(engine)
-        self.name, self.sampling = name, sampling
+        self.name, self.options = name, options
         self.tokens = self.run = 0
         self.drafts = True
 
@@ -91,34 +82,28 @@ class EngineAuthor(Engine):
 
     async def write(self, solution: Solution, sample: int = 0) -> Step:
         said = solution.tokens
-        room = self.sampling.max_tokens - len(said)
+        room = self.options.max_tokens - len(said)
         output = await self.ask(solution.prompt + said, self._parameters(solution, room, sample))
-        step = self._step(output.outputs[0], room)
-        self.tokens += len(step.tokens)
-        return step
-
-    def _step(self, answer: Any, room: int) -> Step:
-        """Turn an output into a step; it is the last step if the answer has ended or no room is
-        left.
-        """
-        tokens, delimited = tuple(answer.token_ids), answer.stop_reason == self.sampling.delimiter
+        answer = output.outputs[0]
+        tokens, delimited = tuple(answer.token_ids), answer.stop_reason == self.options.delimiter
+        self.tokens += len(tokens)
         goes_on = (delimited or answer.finish_reason == "length") and len(tokens) < room
-        return Step(tokens, answer.text, self.name, not goes_on)
+        return Step(tokens, answer.text, self.name, last=not goes_on)
 
     def _parameters(self, solution: Solution, room: int, sample: int) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         # Different seeds make the steps of the two models independent.
-        seed = 2 * self.sampling.seed + (self.name == TARGET)
+        seed = 2 * self.options.seed + (self.name == TARGET)
         sibling = solution.identity.sibling
         own = identify(solution.prompt, seed=seed, step=sample, sibling=sibling, split=VAL_SPLIT)
         asked = {} if self.drafts else {WITHOUT_DRAFTS_KEY: True}
         return SamplingParams(
-            temperature=self.sampling.temperature,
-            top_p=self.sampling.top_p,
-            max_tokens=min(self.sampling.max_step_tokens, room),
-            stop=[self.sampling.delimiter],
+            temperature=self.options.temperature,
+            top_p=self.options.top_p,
+            max_tokens=min(self.options.max_step_tokens, room),
+            stop=[self.options.delimiter],
             include_stop_str_in_output=True,
             output_kind=RequestOutputKind.FINAL_ONLY,
             extra_args=replace(own, step=self.run).to_extra_args() | asked,
@@ -127,7 +112,7 @@ class EngineAuthor(Engine):
 
 @contextmanager
 def authors(
-    models: dict[str, str], sampling: Sampling, arguments: dict[str, dict[str, Any]]
+    models: dict[str, str], options: argparse.Namespace, arguments: dict[str, dict[str, Any]]
 ) -> Iterator[tuple[EngineAuthor, EngineAuthor]]:
     """Run the draft model and the target for the length of a ``with`` statement.
 
@@ -146,7 +131,7 @@ def authors(
         return offline_engine(models[name], DRAFTER, SAMPLER, **settings)
 
     with engine(DRAFT) as first, engine(TARGET) as second:
-        yield EngineAuthor(DRAFT, first, sampling), EngineAuthor(TARGET, second, sampling)
+        yield EngineAuthor(DRAFT, first, options), EngineAuthor(TARGET, second, options)
 
 
 class _Judge(Engine):

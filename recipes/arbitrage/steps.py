@@ -38,7 +38,7 @@ class Solution:
     question: str
     prompt: list[int]  # token ids before the answer
     identity: RequestIdentity
-    source: str = ""  # of the problem's data
+    source: str = ""  # the problem's data source
     truth: str = ""  # the right answer
     steps: list[Step] = field(default_factory=list)
 

@@ -78,7 +78,7 @@ def _run_rows(config: DictConfig, layout: RunLayout) -> Rows:
     if shape.experts:
         parameters += f", {shape.active_parameters / 1e9:.3g}B active"
     reward = config.reward.custom_reward_function
-    devices = f"{trainer.nnodes} node(s) x {trainer.n_gpus_per_node} = {layout.devices}"
+    devices = f"{trainer.nnodes} node(s) x {trainer.n_gpus_per_node} = {layout.training.devices}"
     rollout = config.actor_rollout_ref.rollout
     if is_separate(config):
         devices += f", and {rollout.nnodes} node(s) x {rollout.n_gpus_per_node} for the engines"
@@ -187,7 +187,7 @@ def _rollout_rows(config: DictConfig, layout: RunLayout, memory: MemoryPlan) -> 
         "the engine's share": math.fsum(memory.rollout.values()),
         "training states beside it": memory.resident,
         "left for verifying drafts": memory.outside_share,
-        "taken, drafts and filling": memory.verification,
+        "taken by drafts and padding": memory.verification,
     }
     cached = f"{held}{tokens // requests} tokens for each of {requests}"
     return {**_gib(memory.rollout | beside), "the KV cache holds": cached}

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -129,23 +128,20 @@ def _shares(groups: Groups) -> list[float]:
     return [sum(response.accuracy for response in group) / len(group) for group in groups]
 
 
-def summarise(groups: Groups, seconds: float, drafts: tuple[int, int] = (0, 0)) -> dict[str, Any]:
+def summarise(groups: Groups, drafts: tuple[int, int] = (0, 0)) -> dict[str, Any]:
     """Summarise the responses of one side.
 
     ``drafts`` are the numbers of drafted and accepted tokens. The interval is Wilson's if each
-    problem has one sample, else from a bootstrap over problems. Do not compare speeds by
-    ``generation_s``, because it includes the costs of first calls.
+    problem has one sample, else from a bootstrap over problems.
     """
     shares, responses = _shares(groups), [response for group in groups for response in group]
     single = len(responses) == len(groups)
     pass_at_1 = share(round(sum(shares)), len(shares)) if single else mean(shares)
     return {
         "problems": len(groups),
-        "samples_per_problem": len(responses) / len(groups),
         "pass_at_1": asdict(pass_at_1),
         "clipped_share": sum(response.clipped for response in responses) / len(responses),
         "mean_response_length": sum(len(r.token_ids) for r in responses) / len(responses),
-        "generation_s": seconds,
         "drafted_tokens": drafts[0],
         "accepted_tokens": drafts[1],
     }
@@ -211,11 +207,9 @@ def evaluate(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dic
         with offline_engine(
             options.model, configurations[side], sampler, record=True, **arguments
         ) as engine:
-            begin = time.perf_counter()
             groups[side] = generate(engine, requests, rows, options)
-            seconds = time.perf_counter() - begin
             drafts = count_drafts(engine.collective_rpc("sam_drain"))
-            sides[side] = summarise(groups[side], seconds, drafts)
+            sides[side] = summarise(groups[side], drafts)
             if len(groups) == len(SIDES):
                 both = groups["off"], groups["on"]
                 parted = divergences(*both)

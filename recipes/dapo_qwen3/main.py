@@ -8,11 +8,10 @@ checks; scripts/node.sh runs them before it starts a cluster.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import hydra
@@ -44,19 +43,27 @@ except ExperimentError as error:
 def _application(act: Application) -> Callable[[], None]:
     """Return a program that composes the configuration from arguments, then calls `act` with it.
 
-    If Hydra refuses an override or a file, the program ends with a message of one line.
+    If Hydra or a check refuses a setting, a file or the data, the program ends with a message of
+    one line.
     """
 
     @functools.wraps(act)
     def program() -> None:
-        if FULL_ERROR in os.environ:
-            return hydra_main(act)()
+        asked = FULL_ERROR in os.environ
 
         @functools.wraps(act)
         def composed(config: DictConfig) -> None:
-            os.environ.pop(FULL_ERROR, None)
-            act(config)
+            if not asked:
+                os.environ.pop(FULL_ERROR, None)
+            try:
+                act(config)
+            except ConfigError as error:
+                sys.exit(f"Configuration error: {error}")
+            except OmegaConfBaseException as error:
+                sys.exit(f"Configuration error: {explain(error)}")
 
+        if asked:
+            return hydra_main(composed)()
         os.environ[FULL_ERROR] = "1"
         try:
             return hydra_main(composed)()
@@ -66,17 +73,6 @@ def _application(act: Application) -> Callable[[], None]:
             os.environ.pop(FULL_ERROR, None)
 
     return program
-
-
-@contextlib.contextmanager
-def _refusals() -> Iterator[None]:
-    """Return a context in which errors of settings or data end the program with a short message."""
-    try:
-        yield
-    except ConfigError as error:
-        sys.exit(f"Configuration error: {error}")
-    except OmegaConfBaseException as error:
-        sys.exit(f"Configuration error: {explain(error)}")
 
 
 def make_data(config: DictConfig) -> None:
@@ -97,12 +93,11 @@ def main(config: DictConfig) -> None:
     from sam_rollout.integrations.verl.environment import export_environment
     from sam_rollout.integrations.verl.launch import launch, naming_the_first_error, prepare_run
 
-    with _refusals():
-        settled(config)  # a wrong setting ends the run before any file is made
-        make_data(config)
-        run = check(config)
-        export_environment(config, run)
-        prepare_run(config, run)
+    settled(config)  # a wrong setting ends the run before any file is made
+    make_data(config)
+    run = check(config)
+    export_environment(config, run)
+    prepare_run(config, run)
     with naming_the_first_error():
         launch(config, run)
 
@@ -112,8 +107,7 @@ def dry_run(config: DictConfig) -> None:
     """Print the plan of the composed experiment."""
     from recipes.dapo_qwen3.dry_run import show_plan
 
-    with _refusals():
-        show_plan(config)
+    show_plan(config)
 
 
 @_application
@@ -121,8 +115,7 @@ def check_only(config: DictConfig) -> None:
     """Check the composed experiment."""
     from sam_rollout.integrations.verl.checks import ALL_CHECKS, check
 
-    with _refusals():
-        check(config, ALL_CHECKS)
+    check(config, ALL_CHECKS)
 
 
 def run_command() -> None:

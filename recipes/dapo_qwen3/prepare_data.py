@@ -20,7 +20,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -164,42 +163,20 @@ def _public_rows(name: str, split: str, source: Path | None) -> list[Row]:
         ) from error
 
 
-def _synthetic_row(problem: synthetic_math.Problem) -> Row:
-    details = {"family": problem.family, "operands": len(problem.operands)}
-    return Row(problem.chat, problem.answer, details)
-
-
-def _word_problem_row(problem: word_problems.WordProblem) -> Row:
-    return Row(problem.chat, problem.answer, {"kind": problem.kind})
-
-
-#: Sets that this program makes -> the module that draws a split, and the conversion to a row.
-MADE: dict[str, tuple[ModuleType, Callable[[Any], Row]]] = {
-    "synthetic": (synthetic_math, _synthetic_row),
-    "word_problems": (word_problems, _word_problem_row),
-}
-NAMES = (*MADE, *PUBLIC_SETS)
-
-
-def _made_rows(name: str, split: str) -> list[Row]:
-    module, row_of = MADE[name]
-    return [row_of(problem) for problem in module.draw_split(split)]
+#: Sets that this program makes -> the module that draws a split.
+MADE = {"synthetic": synthetic_math, "word_problems": word_problems}
 
 
 def _table(name: str, split: str, rows: Sequence[Row]) -> pd.DataFrame:
-    source = MADE[name][0].DATA_SOURCE if name in MADE else name
-    return pd.DataFrame(
-        [
-            {
-                "data_source": source,
-                "prompt": row.prompt,
-                "ability": "math",
-                "reward_model": {"style": "rule", "ground_truth": row.truth},
-                "extra_info": {"split": split, "index": index, **row.details},
-            }
-            for index, row in enumerate(rows)
-        ]
-    )
+    source = MADE[name].DATA_SOURCE if name in MADE else name
+    columns: dict[str, list[Any]] = {
+        "data_source": [source] * len(rows),
+        "prompt": [row.prompt for row in rows],
+        "ability": ["math"] * len(rows),
+        "reward_model": [{"style": "rule", "ground_truth": row.truth} for row in rows],
+        "extra_info": [{"split": split, "index": i, **row.details} for i, row in enumerate(rows)],
+    }
+    return pd.DataFrame(columns)
 
 
 def _write(table: pd.DataFrame, path: Path) -> None:
@@ -226,13 +203,16 @@ def prepare(
     Raises:
         PreparationError: The data cannot be prepared.
     """
-    splits = tuple(MADE[name][0].SPLIT_SIZES) if name in MADE else PUBLIC_SETS[name].splits
+    splits = tuple(MADE[name].SPLIT_SIZES) if name in MADE else PUBLIC_SETS[name].splits
     paths = [output_dir / f"{split}.parquet" for split in splits]
     for split, path in zip(splits, paths, strict=True):
         if path.exists() and not force:
             print(f"{path} exists already; --force makes it again")
             continue
-        rows = _made_rows(name, split) if name in MADE else _public_rows(name, split, source)
+        if name in MADE:
+            rows = [Row(one.chat, one.answer, one.details) for one in MADE[name].draw_split(split)]
+        else:
+            rows = _public_rows(name, split, source)
         _write(_table(name, split, rows[:limit]), path)
     return paths
 
@@ -241,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("name", choices=NAMES, help="data set to prepare")
+    parser.add_argument("name", choices=(*MADE, *PUBLIC_SETS), help="data set to prepare")
     parser.add_argument("--output-dir", type=Path, required=True)
     parser.add_argument("--source", type=Path, help="local folder or file instead of the hub")
     parser.add_argument("--limit", type=int, help="keep only this many problems per split")

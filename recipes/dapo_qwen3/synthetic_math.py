@@ -119,6 +119,10 @@ class Problem:
     def chat(self) -> list[dict[str, str]]:
         return [{"role": "user", "content": self.question}]
 
+    @property
+    def details(self) -> dict[str, Any]:
+        return {"family": self.family, "operands": len(self.operands)}
+
 
 @dataclass(frozen=True)
 class Demonstration:
@@ -128,12 +132,6 @@ class Demonstration:
 
 def _draw(rng: random.Random, chances: dict) -> object:
     return rng.choices(list(chances), weights=list(chances.values()))[0]
-
-
-def _operand_texts(family: str, operands: Sequence[tuple[int, ...]]) -> list[str]:
-    if family == "total":
-        return [f"{x:+d}" for (x,) in operands]
-    return ["*".join(str(x) for x in factors) for factors in operands]
 
 
 def _draw_operands(rng: random.Random, family: str, count: int) -> list[tuple[int, ...]]:
@@ -153,28 +151,21 @@ def _draw_operands(rng: random.Random, family: str, count: int) -> list[tuple[in
     return operands
 
 
-def true_answer(family: str, operands: Sequence[tuple[int, ...]], modulus: int) -> int:
-    """Return the right result of a chain. Raises ``KeyError`` for an unknown family."""
-    values = [math.prod(factors) for factors in operands]
-    return {
-        "total": sum(values),
-        "sum_of_products": sum(values),
-        "modular_total": sum(values) % max(modulus, 1),
-        "modular_product": math.prod(values) % max(modulus, 1),
-    }[family]
-
-
 def draw_problem(rng: random.Random, operand_count: int | None = None) -> Problem:
     """Draw one problem with ``operand_count`` (2 to 12) operands."""
     family = rng.choice(FAMILIES)
     count = operand_count or _draw(rng, OPERAND_COUNTS)
     operands = tuple(_draw_operands(rng, family, count))
     modulus = {"modular_total": rng.choice((100, 1000)), "modular_product": 100}.get(family, 0)
-    texts = _operand_texts(family, operands)
+    texts = ["*".join(map(str, factors)) for factors in operands]
+    if family == "total":
+        texts = [f"{x:+d}" for (x,) in operands]
     listed = ",".join(f"{label}={text}" for label, text in zip(LABELS, texts, strict=False))
     task = _TASKS[family].format(x=listed, m=modulus)
     question = rng.choice(_QUESTIONS).format(q=task) + _ASK_FOR_BOX
-    answer = str(true_answer(family, operands, modulus))
+    values = [math.prod(factors) for factors in operands]
+    result = math.prod(values) if family == "modular_product" else sum(values)
+    answer = str(result % modulus if modulus else result)
     return Problem(family, operands, modulus, question, task, answer)
 
 
@@ -287,12 +278,6 @@ def _accumulate(writer: _Writer, total: int, value: int, careful: bool) -> tuple
     return writer.work(f"{total}-{-value}", columns, total + value, careful)
 
 
-def _reduce(writer: _Writer, total: int, modulus: int) -> tuple[str, int]:
-    if not modulus or total < modulus:
-        return "", total
-    return writer.say("keep", r=total % modulus, m=modulus), total % modulus
-
-
 def _product_step(writer: _Writer, factors: tuple[int, ...], careful: bool) -> tuple[str, int]:
     x, y = factors
     return writer.work(f"{x}*{y}", _multiply_columns(x, y), x * y, careful)
@@ -315,7 +300,10 @@ def _step(
         text, result = writer.work(f"{factor}*{total}", columns, factor * total, careful)
     else:
         text, result = _accumulate(writer, total, factors[0], careful)
-    rest, result = _reduce(writer, result, problem.modulus)
+    rest, modulus = "", problem.modulus
+    if modulus and result >= modulus:
+        result %= modulus
+        rest = writer.say("keep", r=result, m=modulus)
     return writer.say("step", a=label, e=text) + rest, result
 
 

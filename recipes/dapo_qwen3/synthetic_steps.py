@@ -64,7 +64,8 @@ class Chain:
         if " the total" in line or " the product" in line:  # a pass begins
             begins = whole or self.done == 0
             self.previous, self.result, self.done = self.result, None, 0
-            return [begins, _ends_with(line, self.listed)]
+            lists = re.search(re.escape(self.listed) + r", \D*$", line) is not None
+            return [begins, lists]
         if label := _LABEL.search(line):
             return self._step(label[1], line, numbers)
         if numbers and self.previous is not None:  # the verdict on two passes
@@ -107,10 +108,6 @@ class Chain:
         if self.is_product:
             return [(value, "*", before)], value
         return [(before, "+" if value >= 0 else "-", abs(value))], value
-
-
-def _ends_with(line: str, listed: str) -> bool:
-    return re.search(re.escape(listed) + r", \D*$", line) is not None
 
 
 def check_step(question: str, before: str, step: str) -> float:

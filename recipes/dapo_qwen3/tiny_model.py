@@ -32,7 +32,6 @@ from recipes.dapo_qwen3.synthetic_math import demonstrate, draw_problem, draw_sp
 
 DEFAULT_OUTPUT = Path(__file__).parent / "tiny_qwen3"
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-MAX_RESPONSE_TOKENS = 1024
 MAX_POSITIONS = 4096
 TRAINED_LAYERS = 4  # Number of layers in the supervised warm start.
 DEPTH = 12  # Number of layers of the saved model: see deepen().
@@ -44,41 +43,8 @@ _CUTS = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-#: Renders conversations like Qwen3's template: thoughts before the last question are left out.
-CHAT_TEMPLATE = r"""
-{%- set marks = namespace(question=messages|length - 1) -%}
-{%- for turn in messages if turn.role == 'user' -%}
-    {%- set marks.last = turn -%}
-{%- endfor -%}
-{%- for turn in messages -%}
-    {%- if turn.role == 'user' and turn is sameas marks.last -%}
-        {%- set marks.question = loop.index0 -%}
-    {%- endif -%}
-{%- endfor -%}
-{%- for turn in messages -%}
-    {%- set answer, thoughts = turn.content, '' -%}
-    {%- if turn.role == 'assistant' -%}
-        {%- if turn.reasoning_content is defined and turn.reasoning_content is not none -%}
-            {%- set thoughts = turn.reasoning_content -%}
-        {%- elif '</think>' in turn.content -%}
-            {%- set answer = turn.content.split('</think>')[-1].lstrip('\n') -%}
-            {%- set before = turn.content.split('</think>')[0].rstrip('\n') -%}
-            {%- set thoughts = before.split('<think>')[-1].lstrip('\n') -%}
-        {%- endif -%}
-        {%- if loop.index0 > marks.question and (loop.last or thoughts) -%}
-            {%- set opened = '<think>\n' + thoughts.strip('\n') + '\n</think>\n\n' -%}
-            {%- set answer = opened + answer.lstrip('\n') -%}
-        {%- endif -%}
-    {%- endif -%}
-    {{- '<|im_start|>' + turn.role + '\n' + answer + '<|im_end|>\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-    {{- '<|im_start|>assistant\n' -}}
-    {%- if enable_thinking is defined and enable_thinking is false -%}
-        {{- '<think>\n\n</think>\n\n' -}}
-    {%- endif -%}
-{%- endif -%}
-""".strip()
+# Renders conversations like Qwen3's template: thoughts before the last question are left out.
+CHAT_TEMPLATE = (DEFAULT_OUTPUT / "chat_template.jinja").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -282,7 +248,10 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, output: Pa
     output.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(output, safe_serialization=True)
     tokenizer.save_pretrained(output)
-    _name_portable_tokenizer_class(output / "tokenizer_config.json")
+    # All versions of transformers know this class; version 5 names a newer one.
+    path = output / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    path.write_text(json.dumps(settings, indent=2) + "\n")
     GenerationConfig(
         do_sample=True,
         temperature=1.0,
@@ -291,13 +260,6 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, output: Pa
         eos_token_id=[tokenizer.eos_token_id, tokenizer.pad_token_id],
         pad_token_id=tokenizer.pad_token_id,
     ).save_pretrained(output)
-
-
-def _name_portable_tokenizer_class(path: Path) -> None:
-    """Set a tokenizer class that all versions of transformers know; version 5 sets a newer one."""
-    settings = json.loads(path.read_text())
-    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-    path.write_text(json.dumps(settings, indent=2) + "\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -80,6 +80,10 @@ class WordProblem:
         turns = (*EXAMPLE, ("user", self.question))
         return [{"role": role, "content": content} for role, content in turns]
 
+    @property
+    def details(self) -> dict[str, str]:
+        return {"kind": self.kind}
+
 
 def listed(problems: Sequence[WordProblem]) -> WordProblem:
     """Return one problem that lists the given problems; its response is long."""

@@ -1,7 +1,7 @@
+import argparse
 import asyncio
 import copy
 import json
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -75,7 +75,7 @@ def test_steps_of_one_model_are_its_answer_in_one_go():
             (solutions, True, {"max_step_tokens": 7, "delimiter": "\n"}),
         ):
             target.begin(drafts)
-            target.sampling = replace(target.sampling, **changes)
+            target.options = argparse.Namespace(**vars(options) | changes)
             solve(asked, target)
             accepted = count_drafts(target.engine.collective_rpc("sam_drain"))[1]
             assert (accepted > 0) == drafts

@@ -161,12 +161,8 @@ def test_thresholds_send_the_share_that_was_asked():
 
 
 def test_a_router_learns_what_a_text_shows(tmp_path):
-    arguments = {
-        "num_train_epochs": 6,
-        "learning_rate": 1e-3,
-        "use_cpu": True,
-        "disable_tqdm": True,
-    }
+    arguments = {"num_train_epochs": 6, "learning_rate": 1e-3}
+    arguments |= {"use_cpu": True, "disable_tqdm": True}
     found = train(made_pairs(better=0.4), command.TINY_DRAFT, tmp_path / "router", **arguments)
     assert found["balanced_accuracy"] > 0.9
     held_out = pd.read_json(tmp_path / "router" / "held_out.jsonl", lines=True)

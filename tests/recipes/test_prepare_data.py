@@ -71,14 +71,8 @@ def test_gsm8k_takes_the_number_after_the_mark_from_both_splits(tmp_path):
 
 
 def test_math_500_reads_json_lines(tmp_path):
-    record = {
-        "problem": "p",
-        "solution": "s",
-        "answer": "\\frac{1}{2}",
-        "subject": "Algebra",
-        "level": 2,
-        "unique_id": "test/1.json",
-    }
+    record = {"problem": "p", "solution": "s", "answer": "\\frac{1}{2}"}
+    record |= {"subject": "Algebra", "level": 2, "unique_id": "test/1.json"}
     pd.DataFrame([record]).to_json(tmp_path / "test.jsonl", orient="records", lines=True)
     (path,) = prepare("math_500", tmp_path / "out", source=tmp_path / "test.jsonl")
     (row,) = _rows(path)

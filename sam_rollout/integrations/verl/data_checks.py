@@ -115,7 +115,7 @@ def _length_filter(config: DictConfig) -> Callable[[Row], bool]:
     """
     model, data = config.actor_rollout_ref.model, config.data
     path = model.get("tokenizer_path") or model.path
-    folder = find_folder(path)
+    folder = find_folder(config, path)
     tools = data.get("tool_config_path") or data.get("function_tool_path")
     if not data.filter_overlong_prompts or tools or folder is None:
         return lambda row: True

@@ -61,11 +61,9 @@ class DrafterProbe:
         )
         room = longest - PROBE_TOKENS - self._sam.max_draft_tokens
         prompt = TokensPrompt(prompt_token_ids=list(prompt_ids[:room]))
+        extra_args = {WITHOUT_DRAFTS_KEY: True}
         sampling = SamplingParams(
-            temperature=0.0,
-            max_tokens=PROBE_TOKENS,
-            ignore_eos=True,
-            extra_args={WITHOUT_DRAFTS_KEY: True},
+            temperature=0.0, max_tokens=PROBE_TOKENS, ignore_eos=True, extra_args=extra_args
         )
         for engine in range(engines):
             async for _ in self._engine.generate(

@@ -21,6 +21,11 @@ def experiment_variables(config: DictConfig) -> dict[str, str]:
     return {name: str(value) for name, value in given.items() if value is not None}
 
 
+def run_variables(config: DictConfig) -> dict[str, str]:
+    """Return the shell's environment variables, and those that only the experiment sets."""
+    return {**experiment_variables(config), **os.environ}
+
+
 def environment_notes(config: DictConfig) -> list[str]:
     """Return a note for each environment variable with different values in shell and experiment."""
     return [

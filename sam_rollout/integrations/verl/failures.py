@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, RayTaskError
@@ -20,8 +20,6 @@ from ray.exceptions import ActorDiedError, RayTaskError
 logger = logging.getLogger(__name__)
 
 LEAST_GROUPS = 8
-# Kinds of errors that a worker stores between two calls of `take`; others count as the last kind.
-MOST_KINDS = 20
 MOST_CHARACTERS = 500
 LOOK_S = 1.0  # Time between two requests for the workers' failures.
 SETTLE_S = 60.0  # A worker has to answer within this time.
@@ -58,7 +56,7 @@ def describe(error: BaseException) -> str:
     if len(message) > MOST_CHARACTERS:
         message = f"{message[:MOST_CHARACTERS]} ..."
     if isinstance(error, RolloutFailedError):
-        return message  # It names the first error.
+        return message  # This message names the first error.
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
@@ -103,14 +101,11 @@ class FailureBook:
         """Add failures, which may come from another process."""
         for new in failures:
             known = self._kept.get(new.kind)
-            if known is None and len(self._kept) >= MOST_KINDS and not new.fatal:
-                known = next(reversed(self._kept.values()))
             if known is None:
                 self._kept[new.kind] = new
                 continue
-            same = known.kind == new.kind
-            first = new if same and new.first_s < known.first_s else known
-            self._kept[known.kind] = replace(first, count=known.count + new.count)
+            first = min(known, new, key=lambda failure: failure.first_s)
+            self._kept[new.kind] = replace(first, count=known.count + new.count)
 
     @property
     def failures(self) -> list[Failure]:
@@ -119,40 +114,17 @@ class FailureBook:
 
     @property
     def count(self) -> int:
-        """Number of errors of all kinds."""
         return sum(failure.count for failure in self._kept.values())
 
     def take(self) -> list[Failure]:
-        """Return every kind of failure, and forget all failures."""
         taken, self._kept = self.failures, {}
         return taken
 
 
-class Groups(NamedTuple):
-    """Counts of groups of responses. A group has failed if one of its responses failed."""
-
-    submitted: int
-    failed: int
-    empty: bool  # whether the failed groups have no response at all
-
-    def too_many_failed(self, limit: float) -> bool:
-        """Return whether the share of failed groups is larger than `limit`.
-
-        With fewer than `LEAST_GROUPS` groups, return whether all groups failed without any
-        response.
-        """
-        if self.submitted < LEAST_GROUPS:
-            return 0 < self.failed == self.submitted and self.empty
-        return self.failed > limit * self.submitted or self.failed == self.submitted
-
-
-class OnlyKeptErrors(logging.Filter):
-    """A filter for verl's logger that drops errors which a `FailureBook` has counted."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether verl may log this record."""
-        error = record.exc_info[1] if record.exc_info else None
-        return not getattr(error, _NOTED, False)
+def is_not_kept(record: logging.LogRecord) -> bool:
+    """Return whether no `FailureBook` has counted the error of a log record."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not getattr(error, _NOTED, False)
 
 
 class FailureWatch:
@@ -166,7 +138,6 @@ class FailureWatch:
         self.book = FailureBook()  # failures of the current step or validation
 
     def begin(self) -> None:
-        """Forget all failures when a step or validation begins."""
         self.book = FailureBook()
 
     def look(self) -> None:
@@ -216,29 +187,33 @@ class FailureWatch:
         for failure in self.book.failures:
             if failure.kind not in self._logged:
                 self._logged.add(failure.kind)
-                logger.warning(
-                    "%s: %s responses failed with %s\n%s",
-                    where,
-                    failure.count,
-                    failure.text,
-                    failure.trace.rstrip(),
-                )
+                said = f"{failure.count} responses failed with {failure.text}"
+                logger.warning("%s: %s\n%s", where, said, failure.trace.rstrip())
 
     def first_error(self) -> str:
         """Return the type and message of the first error, or a sentence that there was none."""
         return next((one.text for one in self.book.failures), "no agent-loop worker reported one")
 
-    def check(self, where: str, groups: Groups, limit: float) -> None:
-        """End the run if more groups failed than allowed."""
-        if not groups.too_many_failed(limit):
+    def check(self, where: str, submitted: int, failed: int, *, limit: float, empty: bool) -> None:
+        """End the run if all groups failed, or a share of them that is larger than `limit`.
+
+        A group has failed if one of its responses failed. With fewer than `LEAST_GROUPS` groups,
+        the run ends only if all groups failed without any response, which `empty` says.
+        """
+        all_failed = 0 < failed == submitted
+        if submitted < LEAST_GROUPS:
+            too_many = all_failed and empty
+        else:
+            too_many = all_failed or failed > limit * submitted
+        if not too_many:
             return
         self.settle()
         self.log_new_kinds(where)
-        if groups.failed == groups.submitted:
+        if all_failed:
             what = "every group had a response that failed"
         else:
             what = (
-                f"{groups.failed} of {groups.submitted} groups had a response that failed, more "
-                f"than dynamic_sampling.max_failed_share = {limit} allows"
+                f"{failed} of {submitted} groups had a response that failed, more than "
+                f"dynamic_sampling.max_failed_share = {limit} allows"
             )
         raise RolloutFailedError(f"{where}: {what}; the first error: {self.first_error()}")

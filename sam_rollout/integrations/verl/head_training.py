@@ -42,7 +42,13 @@ class HeadTraining:
         extra = worker.config.rollout.engine_kwargs.vllm.additional_config[ADDITIONAL_CONFIG_KEY]
         self._source = EngineSettings.from_json(extra).sam.sources.model
         engine = worker.actor.engine
-        self._part = _part_of(engine, worker.config.actor.strategy)
+        if worker.config.actor.strategy == "megatron":
+            # Megatron is installed only where a run trains with it.
+            from sam_rollout.integrations.verl.policy_part_megatron import MegatronPart
+
+            self._part: PolicyPart = MegatronPart(engine)
+        else:
+            self._part = FsdpPart(engine)
         self._model_path = str(worker.config.model.path)
         self._model_config = engine.model_config.hf_config.to_dict()
         settings, path = self._source.train, Path(self._source.path).expanduser()
@@ -103,15 +109,6 @@ class HeadTraining:
             print(f"No draft head in {folder}: it is trained from the run's first one.", flush=True)
 
 
-def _part_of(engine: Any, strategy: str) -> PolicyPart:
-    if strategy != "megatron":
-        return FsdpPart(engine)
-    # Megatron is installed only where a run trains with it.
-    from sam_rollout.integrations.verl.policy_part_megatron import MegatronPart
-
-    return MegatronPart(engine)
-
-
 class HeadTrainingWorker(ActorRolloutRefWorker):
     """verl's worker of policy and rollout, which also trains a draft head."""
 
@@ -119,36 +116,30 @@ class HeadTrainingWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        """Load the policy as verl does, then the head."""
         super().init_model()
         self._head = HeadTraining(self)
         self.rollout.head_weights = self._head.weights
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def compute_log_prob(self, data: Any) -> Any:
-        """Compute log-probabilities as verl does, and keep hidden states for the head."""
         with self._head.reading(len(data)):
             return super().compute_log_prob(data)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def train_head(self, seconds: float) -> dict[str, float]:
-        """Train the head for `seconds` at most; return its metrics."""
         return self._head.learn(seconds)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_head(self, folder: str) -> None:
-        """Write the head into a folder; only rank 0 writes."""
         if self.rank == 0:
             self._head.save(Path(folder))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
-        """Save the policy as verl does, and the head in a folder beside it."""
         super().save_checkpoint(local_path, *args, **kwargs)
         self.save_head(str(Path(local_path) / HEAD_FOLDER))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
-        """Load the policy as verl does, and the head that was saved with it."""
         super().load_checkpoint(local_path, *args, **kwargs)
         self._head.load(Path(local_path) / HEAD_FOLDER)

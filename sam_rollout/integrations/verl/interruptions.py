@@ -25,18 +25,6 @@ INTERRUPTED = "aborted"  # verl's stop reason of an interrupted output
 tokens_by_weights: ContextVar[Counter[int]] = ContextVar("sam_tokens_by_weights")
 
 
-def check_sampling(sampling: Mapping[str, Any]) -> None:
-    """Refuse sampling parameters that an interruption would reset."""
-    for name in BEGIN_ANEW:
-        if value := sampling.get(name):
-            raise ConfigError(
-                f"SamplingParams.{name}",
-                value,
-                "must be left out with asynchronous trainers: it would begin anew where a response "
-                "is interrupted",
-            )
-
-
 def continued(sampling: Mapping[str, Any], resumed: int) -> dict[str, Any]:
     """Return sampling parameters for a request whose prompt ends with `resumed` response tokens."""
     if not (least := sampling.get("min_tokens")):
@@ -48,7 +36,14 @@ class _CountingClient(LLMServerClient):
     async def generate(
         self, request_id: str, *, sampling_params: dict[str, Any], **kwargs: Any
     ) -> Any:
-        check_sampling(sampling_params)
+        for name in BEGIN_ANEW:
+            if value := sampling_params.get(name):
+                raise ConfigError(
+                    f"SamplingParams.{name}",
+                    value,
+                    "must be left out with asynchronous trainers: it would begin anew where a "
+                    "response is interrupted",
+                )
         output = await super().generate(request_id, sampling_params=sampling_params, **kwargs)
         if (weights := output.extra_fields.get("global_steps")) is not None:
             tokens_by_weights.get()[weights] += len(output.token_ids)

@@ -67,16 +67,6 @@ def check_with_verl(config: DictConfig, run: RunConfig) -> Iterator[Note]:
         yield from (Note(line.removeprefix(mark)) for mark in marks if line.startswith(mark))
 
 
-def leave_to_running_cluster(config: DictConfig) -> None:
-    """If the run joins a running Ray cluster, drop the arguments that would start a cluster."""
-    ray_init = config.ray_kwargs.ray_init
-    address = ray_init.get("address") or os.environ.get("RAY_ADDRESS")
-    if address and address != "local":
-        with open_dict(ray_init):
-            for name in CLUSTER_ARGUMENTS:
-                ray_init.pop(name, None)
-
-
 def prepare_run(config: DictConfig, run: RunConfig) -> None:
     """Fill verl's and vLLM's fields of a checked configuration, and let verl check it."""
     from verl.utils.device import auto_set_device
@@ -84,7 +74,11 @@ def prepare_run(config: DictConfig, run: RunConfig) -> None:
     for line in (*run.decisions, *fit_bucket(config)):
         print(line, flush=True)
     translate(config, run)
-    leave_to_running_cluster(config)
+    ray_init = config.ray_kwargs.ray_init
+    if (ray_init.get("address") or os.environ.get("RAY_ADDRESS") or "local") != "local":
+        with open_dict(ray_init):  # the run joins a running cluster
+            for name in CLUSTER_ARGUMENTS:
+                ray_init.pop(name, None)
     auto_set_device(config)
     validate(config)
 

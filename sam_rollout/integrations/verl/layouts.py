@@ -34,11 +34,6 @@ class RunLayout:
     training: TrainingLayout
     rollout: RolloutLayout
 
-    @property
-    def devices(self) -> int:
-        """Number of devices that train."""
-        return self.training.devices
-
 
 def _devices(config: DictConfig) -> int:
     return config.trainer.nnodes * config.trainer.n_gpus_per_node
@@ -201,7 +196,7 @@ def _rollout_rules(config: DictConfig, run: RunLayout) -> Iterator[Rule]:
         yield expert, layout.expert, layout.expert == replica, allowed
         yield _divides(expert, layout.expert, shape.experts, "model_shape.experts")
     product = f"{ROLLOUT}.{{tensor_model,data}}_parallel_size"
-    yield _divides(product, replica, run.devices, ALL_DEVICES)  # validation uses all devices
+    yield _divides(product, replica, run.training.devices, ALL_DEVICES)  # validation uses them all
     yield _divides(product, replica, layout.devices, f"{ROLLOUT}.nnodes * n_gpus_per_node")
     yield _fits(product, replica, node, "trainer.n_gpus_per_node")
     if is_separate(config):
@@ -217,9 +212,9 @@ def _fsdp_rules(config: DictConfig, run: RunLayout) -> Iterator[Rule]:
     sequence, shards = actor.ulysses_sequence_parallel_size, actor.fsdp_config.fsdp_size
     field = f"{ACTOR}.ulysses_sequence_parallel_size"
     yield _divides(field, sequence, run.shape.heads, "model_shape.heads")
-    yield _divides(field, sequence, run.devices, ALL_DEVICES)
+    yield _divides(field, sequence, run.training.devices, ALL_DEVICES)
     if shards > 1:
-        yield _divides(f"{ACTOR}.fsdp_config.fsdp_size", shards, run.devices, ALL_DEVICES)
+        yield _divides(f"{ACTOR}.fsdp_config.fsdp_size", shards, run.training.devices, ALL_DEVICES)
 
 
 def _megatron_rules(_config: DictConfig, run: RunLayout) -> Iterator[Rule]:
@@ -229,54 +224,38 @@ def _megatron_rules(_config: DictConfig, run: RunLayout) -> Iterator[Rule]:
     yield _divides(tensor, layout.tensor, shape.kv_heads, "model_shape.kv_heads")
     if not shape.experts:
         yield _divides(tensor, layout.tensor, shape.intermediate, "model_shape.intermediate")
-    yield _divides(
-        f"{MEGATRON}.{{tensor_model,pipeline_model,context}}_parallel_size",
-        layout.model_parallel,
-        layout.devices,
-        ALL_DEVICES,
-    )
+    product = f"{MEGATRON}.{{tensor_model,pipeline_model,context}}_parallel_size"
+    yield _divides(product, layout.model_parallel, layout.devices, ALL_DEVICES)
     expert = f"{MEGATRON}.expert_model_parallel_size"
     if not shape.experts:
         yield expert, layout.expert, layout.expert == 1, NO_EXPERTS
     else:
         yield _divides(expert, layout.expert, shape.experts, "model_shape.experts")
-        yield _divides(
-            f"{MEGATRON}.{{expert_model,expert_tensor,pipeline_model}}_parallel_size",
-            layout.expert * layout.expert_tensor * layout.pipeline,
-            layout.devices,
-            ALL_DEVICES,
-        )
+        product = f"{MEGATRON}.{{expert_model,expert_tensor,pipeline_model}}_parallel_size"
+        ranks = layout.expert * layout.expert_tensor * layout.pipeline
+        yield _divides(product, ranks, layout.devices, ALL_DEVICES)
 
 
 def _batch_rules(config: DictConfig, run: RunLayout) -> Iterator[Rule]:
     actor, n = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.n
-    layout = run.training
+    layout, ranks = run.training, run.training.data_parallel
     mini = actor.ppo_mini_batch_size
     field = f"{ACTOR}.ppo_mini_batch_size"
     yield _divides(field, mini, config.data.train_batch_size, "data.train_batch_size")
-    yield (
-        field,
-        mini,
-        mini * n % layout.data_parallel == 0,
-        f"times {ROLLOUT}.n = {n} must be a multiple of training's data parallel size "
-        f"{layout.data_parallel}",
-    )
+    allowed = f"times {ROLLOUT}.n = {n} must be a multiple of training's data parallel size {ranks}"
+    yield field, mini, mini * n % ranks == 0, allowed
     if actor.use_dynamic_bsz:
         sharing = layout.sequence if layout.engine == "fsdp" else layout.context
         longest = config.data.max_prompt_length + config.data.max_response_length
-        yield (
-            f"{ACTOR}.ppo_max_token_len_per_gpu",
-            actor.ppo_max_token_len_per_gpu,
-            actor.ppo_max_token_len_per_gpu * sharing >= longest,
+        most = actor.ppo_max_token_len_per_gpu
+        allowed = (
             f"must be at least {-(-longest // sharing)}: {sharing} device(s) share a text of up "
-            f"to {longest} tokens",
+            f"to {longest} tokens"
         )
+        yield f"{ACTOR}.ppo_max_token_len_per_gpu", most, most * sharing >= longest, allowed
     overlong = config.reward.reward_kwargs.get("overlong_buffer_cfg")
     if config.reward.reward_manager.name == "dapo" and overlong and overlong.enable:
-        longest = config.data.max_response_length
-        yield (
-            "reward.reward_kwargs.overlong_buffer_cfg.len",
-            overlong.len,
-            0 < overlong.len <= longest,
-            f"must be 1..{longest} (data.max_response_length), or set enable=false beside it",
-        )
+        longest, length = config.data.max_response_length, overlong.len
+        allowed = f"must be 1..{longest} (data.max_response_length), or set enable=false beside it"
+        field = "reward.reward_kwargs.overlong_buffer_cfg.len"
+        yield field, length, 0 < length <= longest, allowed

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 from omegaconf import DictConfig, open_dict
 
-from sam_rollout.config import ConfigError, RunConfig
+from sam_rollout.config import ConfigError, RolloutTelemetryConfig, RunConfig
 from sam_rollout.core.json_values import encode
 from sam_rollout.core.settings import unknown
 from sam_rollout.integrations.verl.check_results import Fact
@@ -42,7 +42,6 @@ PACKAGES = {
     "vemlp_wandb": "volcengine_ml_platform",
     "wandb": "wandb",
 }
-INSTALLS = {"rl_insight": "rl-insight", "volcengine_ml_platform": "volcengine-ml-platform"}
 STEP_AXIS = "training/global_step"  # a metric that verl logs only in training steps
 MAX_TAG = 64  # Characters, wandb's limit.
 # wandb's table of runs shows the mean of these metrics. It shows the last value of all others.
@@ -76,11 +75,8 @@ def check_loggers(backends: Any) -> Iterator[Fact]:
             raise ConfigError("trainer.logger", names, f"{name}: {allowed}")
         package = PACKAGES[name]
         if package and importlib.util.find_spec(package) is None:
-            install = INSTALLS.get(package, package)
-            raise ConfigError(
-                "trainer.logger", names, f"{name} is not installed: pip install {install}, or "
-                "leave it out",
-            )  # fmt: skip
+            allowed = f"{name} is not installed: pip install {package}, or leave it out"
+            raise ConfigError("trainer.logger", names, allowed)
     yield Fact(", ".join(names))
 
 
@@ -130,20 +126,15 @@ def start_wandb(config: DictConfig, run: RunConfig, info: RunInfo) -> None:
                 "'wandb sync'.", type(error).__name__, error, os.environ.get("WANDB_DIR", "wandb"),
             )  # fmt: skip
             made = wandb.init(**arguments, mode="offline")
-        define_metrics(made)
+        made.define_metric(STEP_AXIS)
+        made.define_metric("*", step_metric=STEP_AXIS)
+        for name in MEAN_IN_SUMMARY:
+            made.define_metric(name, step_metric=STEP_AXIS, summary="mean,last")
     except Exception:
         others = [name for name in chosen(config.trainer.logger) if name != WANDB]
         logger.warning("wandb failed; the run goes on with the loggers %s.", others, exc_info=True)
         with open_dict(config):
             config.trainer.logger = others or ["console"]
-
-
-def define_metrics(run: Any) -> None:
-    """Make the training step wandb's axis of all metrics; summarise some metrics by their mean."""
-    run.define_metric(STEP_AXIS)
-    run.define_metric("*", step_metric=STEP_AXIS)
-    for name in MEAN_IN_SUMMARY:
-        run.define_metric(name, step_metric=STEP_AXIS, summary="mean,last")
 
 
 class OnceWarning:
@@ -174,12 +165,9 @@ class GuardedWandb:
         self._guard(lambda: self._wandb.log(data={STEP_AXIS: step, **data}, step=step))
 
     def alert(self, title: str, text: str) -> None:
-        """Send an alert if a wandb run is active."""
-        if getattr(self._wandb, "run", None) is not None:
-            self._guard(lambda: self._wandb.alert(title=title, text=text, level="WARN"))
+        self._guard(lambda: self._wandb.alert(title=title, text=text, level="WARN"))
 
     def finish(self, exit_code: int = 0) -> None:
-        """End the wandb run."""
         self._guard(lambda: self._wandb.finish(exit_code=exit_code))
 
 
@@ -191,7 +179,6 @@ class GuardedTable:
         self._guard = OnceWarning(f"{type(inner).__name__} no longer accepts this run's tables")
 
     def log(self, *arguments: Any, **keywords: Any) -> None:
-        """Log with verl's logger."""
         self._guard(lambda: self._inner.log(*arguments, **keywords))
 
 
@@ -213,26 +200,19 @@ def tensorboard_layout() -> dict[str, dict[str, list]]:
 class CurveLogger:
     """Draws a rollout's running requests for wandb and TensorBoard; sets TensorBoard's layout."""
 
-    def __init__(self, loggers: Mapping[str, Any], tail_threshold: int) -> None:
-        self._loggers = loggers
-        self._tail_threshold = tail_threshold
+    def __init__(self, loggers: Mapping[str, Any], telemetry: RolloutTelemetryConfig) -> None:
+        self._loggers, self._tail_threshold = loggers, telemetry.tail_threshold
+        self._every = telemetry.curve_every if {WANDB, TENSORBOARD} & loggers.keys() else 0
         self._guard = OnceWarning("The running requests over time cannot be drawn")
         if TENSORBOARD in loggers:
             writer, guard = loggers[TENSORBOARD].writer, OnceWarning("TensorBoard gets no layout")
             guard(lambda: writer.add_custom_scalars(tensorboard_layout()))
-
-    @property
-    def _takes_pictures(self) -> bool:
-        return WANDB in self._loggers or TENSORBOARD in self._loggers
-
-    def warm_up(self) -> None:
-        """Import the drawing library, if needed, so that no training step waits for it."""
-        if self._takes_pictures:
-            self._guard(warm_up)
+        if self._every:
+            self._guard(warm_up)  # no training step should wait for the drawing library's import
 
     def log(self, engine_steps: list[pa.Table], title: str, step: int) -> None:
-        """Draw and log the running requests of a training step; an error only causes a warning."""
-        if engine_steps and self._takes_pictures:
+        """Draw and log a step's running requests if it is due; an error only causes a warning."""
+        if engine_steps and self._every and step % self._every == 0:
             self._guard(lambda: self._log(engine_steps, title, step))
 
     def _log(self, engine_steps: list[pa.Table], title: str, step: int) -> None:

@@ -104,23 +104,23 @@ def _rules_of_matrices(config: DictConfig, shape: ModelShape) -> Iterator[tuple[
         yield f"a policy that is not quantised: {path} has quantization_config ({how})", not packed
 
 
-def begins_with_nothing(sam: SamConfig) -> bool:
-    """Return whether the run trains a new head, which begins with random weights."""
-    return sam.enabled and sam.sources.model.trains and not sam.sources.model.path
-
-
 def with_first_head(config: DictConfig, sam: SamConfig) -> SamConfig:
-    """Return the settings for engines and trainer; they name the folder of a new head."""
-    if not begins_with_nothing(sam):
-        return sam
+    """Return the settings for engines and trainer; they name the folder of a new head.
+
+    A run that trains a head, but names none, begins with a new head with random weights.
+    """
     sources: Any = sam.sources  # it has a field for each registered source
-    model = replace(sources.model, path=str(_first_head_folder(config)))
+    if not (sam.enabled and sources.model.trains) or sources.model.path:
+        return sam
+    folder = Path(config.trainer.default_local_dir).absolute() / FIRST_HEAD_FOLDER
+    model = replace(sources.model, path=str(folder))
     return replace(sam, sources=replace(sources, model=model))
 
 
 def write_first_head(config: DictConfig, sam: SamConfig) -> None:
     """If the run begins with a new head, write that head with random weights."""
-    if not begins_with_nothing(sam):
+    model = with_first_head(config, sam).sources.model
+    if model.path == sam.sources.model.path:
         return
     from transformers import AutoConfig
 
@@ -128,12 +128,7 @@ def write_first_head(config: DictConfig, sam: SamConfig) -> None:
 
     policy = config.actor_rollout_ref.model.path
     sizes = AutoConfig.from_pretrained(policy).to_dict()
-    folder = _first_head_folder(config)
-    write_fresh_head(folder, sizes, policy, sam.sources.model.max_tokens)
-
-
-def _first_head_folder(config: DictConfig) -> Path:
-    return Path(config.trainer.default_local_dir).absolute() / FIRST_HEAD_FOLDER
+    write_fresh_head(Path(model.path), sizes, policy, model.max_tokens)
 
 
 def _policy_configs(config: DictConfig, shape: ModelShape) -> Iterator[Mapping[str, Any]]:

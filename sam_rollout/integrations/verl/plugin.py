@@ -25,7 +25,7 @@ def _load_replica() -> type:
 RolloutReplicaRegistry.register(ROLLOUT_NAME, _load_replica)
 # verl 0.9.1 has no public way to register the training side's adapter.
 _ROLLOUT_REGISTRY[ROLLOUT_NAME, "async"] = (
-    "sam_rollout.integrations.verl.server_adapter.SamServerAdapter"
+    "sam_rollout.integrations.verl.weight_transfer.SamServerAdapter"
 )
 
 # vLLM's API server imports model_hosting_container_standards, which sets the root logger to the

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from sam_rollout.config import ConfigError
 from sam_rollout.core.json_values import read_object
 from sam_rollout.heads.checkpoint import tensor_shapes
 from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError, Rule, hold
-from sam_rollout.integrations.verl.environment import experiment_variables
+from sam_rollout.integrations.verl.environment import run_variables
 from sam_rollout.integrations.verl.run_config import plain
 from sam_rollout.sizing.shape import ModelShape
 
@@ -31,14 +30,14 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 PLAIN_ROPE = (None, "default", "mrope", "llama3")
 
 
-def find_folder(path: str, environment: Mapping[str, str] | None = None) -> Path | None:
+def find_folder(config: DictConfig, path: str) -> Path | None:
     """Return a model's folder (the path, or its copy in the hub's cache); None if it is missing."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
     if not is_hub_name(path):
         return None
-    snapshots = hub_cache(environment) / f"models--{path.replace('/', '--')}" / "snapshots"
+    snapshots = _hub_cache(config) / f"models--{path.replace('/', '--')}" / "snapshots"
     cached = sorted(snapshots.glob("*/config.json"))
     return cached[-1].parent if cached else None
 
@@ -48,17 +47,17 @@ def is_hub_name(path: str) -> bool:
     return path.count("/") == 1 and not path.startswith((".", "/", "~"))
 
 
-def hub_cache(environment: Mapping[str, str] | None = None) -> Path:
+def _hub_cache(config: DictConfig) -> Path:
     """Return the folder where the hub's client caches its downloads."""
-    environment = os.environ if environment is None else environment
-    home = environment.get("HF_HOME", "~/.cache/huggingface")
-    return Path(environment.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
+    variables = run_variables(config)
+    home = variables.get("HF_HOME", "~/.cache/huggingface")
+    return Path(variables.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
 
 
 def read_config(config: DictConfig) -> dict[str, Any] | None:
     """Return the policy's ``config.json``; None if the model is not on this machine."""
     path = OmegaConf.select(config, PATH)
-    folder = find_folder(path) if isinstance(path, str) and path else None
+    folder = find_folder(config, path) if isinstance(path, str) and path else None
     if folder is None:
         return None
     try:
@@ -88,30 +87,29 @@ def check_model(config: DictConfig) -> Iterator[Fact | Note]:
     if "://" in path:
         yield Fact(f"{path}, not read here")
         return
-    environment = {**experiment_variables(config), **os.environ}
-    folder = find_folder(path, environment)
+    folder = find_folder(config, path)
     if folder is None:
-        yield _elsewhere(path, environment)
+        yield _elsewhere(config, path)
         return
     own = read_config(config) or {}
-    hold(_size_rules(config, own, environment))
+    hold(_size_rules(config, own))
     try:
         _check_tokenizer(config, folder)
         weights = _describe_weights(folder)
     except (OSError, ValueError) as error:
         if folder != Path(path).expanduser():  # The hub's client will download the other files.
-            yield _elsewhere(path, environment)
+            yield _elsewhere(config, path)
             return
         raise ConfigError(PATH, path, f"{_said(error)}; {DOWNLOAD}") from None
     yield Fact(f"{folder}: {own.get('model_type', 'unknown')}, {weights}")
 
 
-def _elsewhere(path: str, environment: Mapping[str, str]) -> Note:
+def _elsewhere(config: DictConfig, path: str) -> Note:
     if not is_hub_name(path):
         raise NotHereError(PATH, path, "there is no such folder")
-    where = f"is not complete in {hub_cache(environment)}"
+    where = f"is not complete in {_hub_cache(config)}"
     fetch = f"run hf download {path} where there is a network, or name a folder of shared storage"
-    if environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+    if run_variables(config).get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise NotHereError(PATH, path, f"{where}, and HF_HUB_OFFLINE is set: {fetch}")
     return Note(f"{PATH} = {path} {where}: every node will download it ({fetch})")
 
@@ -135,16 +133,14 @@ def _lora_rules(config: DictConfig) -> Iterator[Rule]:
         yield f"actor_rollout_ref.model.{name}", value, merged or not value, allowed
 
 
-def _size_rules(
-    config: DictConfig, own: Mapping[str, Any], environment: Mapping[str, str]
-) -> Iterator[Rule]:
+def _size_rules(config: DictConfig, own: Mapping[str, Any]) -> Iterator[Rule]:
     path, rollout = config.actor_rollout_ref.model.path, config.actor_rollout_ref.rollout
     text = own.get("text_config") or own
     most = text.get("max_position_embeddings")
     rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
     kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, Mapping) else None
     overridden = (rollout.engine_kwargs.get("vllm") or {}).get("hf_overrides")
-    given = environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0").strip().lower()
+    given = run_variables(config).get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0").strip().lower()
     free = overridden or kind not in PLAIN_ROPE or given in ("1", "true")
     if isinstance(most, int) and not free:
         allowed = f"must be at most {most}, the max_position_embeddings of {path}"
@@ -158,7 +154,7 @@ def _size_rules(
 
 def _check_tokenizer(config: DictConfig, folder: Path) -> None:
     given = config.actor_rollout_ref.model.get("tokenizer_path") or config.data.get("tokenizer")
-    own = folder if given is None else find_folder(given)
+    own = folder if given is None else find_folder(config, given)
     if own is not None and not any((own / name).exists() for name in TOKENIZER_FILES):
         raise ValueError(f"{own} has no tokenizer ({', '.join(TOKENIZER_FILES)})")
 

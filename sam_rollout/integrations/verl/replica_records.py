@@ -64,7 +64,6 @@ class FinishedRequest:
         }
 
     def record(self, place: Place, totals: RequestTotals) -> RequestRecord:
-        """Return the row of the table `requests`: lengths, times, and the totals of the drafts."""
         return RequestRecord(
             **self._shared_columns(place),
             **totals._asdict(),
@@ -76,12 +75,8 @@ class FinishedRequest:
         )
 
     def trace(self, place: Place) -> TraceRecord:
-        """Return the request's row of the table `traces`, which has the token ids."""
-        return TraceRecord(
-            **self._shared_columns(place),
-            prompt_ids=self.prompt_ids,
-            response_ids=self.response_ids,
-        )
+        columns = self._shared_columns(place)
+        return TraceRecord(**columns, prompt_ids=self.prompt_ids, response_ids=self.response_ids)
 
 
 def join_records(

@@ -61,12 +61,10 @@ class RequestKeys:
         return chain
 
     def end(self, chain: _Chain, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Store the text of a request that has ended."""
         self.abandon(chain)
         chain.text = [*prompt_ids, *token_ids]
 
     def abandon(self, chain: _Chain) -> None:
-        """Note that a request no longer runs."""
         self._running -= 1
         chain.running -= 1
 

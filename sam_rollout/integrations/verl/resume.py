@@ -71,12 +71,8 @@ def check_run_folder(config: DictConfig) -> Iterator[Fact]:
     found = mode != "resume_path" or bool(source and Path(source).is_dir())
     modes = f"must be one of {', '.join(RESUME_MODES)}"
     needed = "must be the folder of a checkpoint, .../global_step_N, with resume_mode=resume_path"
-    hold(
-        [
-            ("trainer.resume_mode", mode, mode in RESUME_MODES, modes),
-            ("trainer.resume_from_path", source, found, needed),
-        ]
-    )
+    hold([("trainer.resume_mode", mode, mode in RESUME_MODES, modes)])
+    hold([("trainer.resume_from_path", source, found, needed)])
     yield Fact(str(Path(config.run_dir).absolute()))
 
 

@@ -30,9 +30,6 @@ _PACKAGES = (
     "transformers",
     "ray",
 )
-
-
-_RAYS_ACCELERATORS = ("GPU", "NPU")
 _RAYS_NAMES = "accelerator_type:"
 GIT_TIMEOUT_S = 10
 
@@ -48,24 +45,21 @@ def _versions() -> dict[str, str]:
 
 
 def _host() -> dict[str, Any]:
-    return {
+    host = {
         "machine": platform.machine(),
         "cpu": cpu_model(),
         "cpus": psutil.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
-        **_cluster(),
     }
-
-
-def _cluster() -> dict[str, Any]:
     if not ray.is_initialized():
-        return {}
+        return host
     accelerators = {
         name.removeprefix(_RAYS_NAMES): count
         for name, count in sorted(ray.cluster_resources().items())
-        if name in _RAYS_ACCELERATORS or name.startswith(_RAYS_NAMES)
+        if name in ("GPU", "NPU") or name.startswith(_RAYS_NAMES)
     }
-    return {"nodes": sum(node["Alive"] for node in ray.nodes()), "accelerators": accelerators}
+    nodes = sum(node["Alive"] for node in ray.nodes())
+    return {**host, "nodes": nodes, "accelerators": accelerators}
 
 
 def git_state(root: Path | None = None) -> dict[str, Any]:

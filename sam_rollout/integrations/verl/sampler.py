@@ -23,7 +23,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from sam_rollout.core.identity import TRAIN_SPLIT
-from sam_rollout.integrations.verl.failures import LEAST_GROUPS, FailureWatch, Groups
+from sam_rollout.integrations.verl.failures import LEAST_GROUPS, FailureWatch
 from sam_rollout.integrations.verl.registered_names import TOKENS_BY_WEIGHTS
 from sam_rollout.integrations.verl.rewards import ACCURACY, figure
 from sam_rollout.telemetry.schema import metric_name
@@ -95,25 +95,27 @@ class _ObservedReplayBuffer(ReplayBuffer):
         batch, metrics = super().sample(global_steps, "val", batch_size)
         where = f"validation at training step {global_steps}"
         failed = self.failure_keys["val"]
-        groups = self._groups("val", len(failed | self.finished_keys["val"]), failed)
-        self.failures.check(where, groups, self.max_failed_share)
+        submitted = len(failed | self.finished_keys["val"])
+        self._check_groups(where, "val", submitted, failed, self.max_failed_share)
         if failed:
             self.failures.settle()
             self.failures.log_new_kinds(where)
             self.failed_validation_responses += self.failures.book.count
         return batch, metrics
 
-    def _groups(self, partition_id: str, submitted: int, failed: set[str]) -> Groups:
+    def _check_groups(
+        self, where: str, partition_id: str, submitted: int, failed: set[str], limit: float
+    ) -> None:
         came = {key.split("_")[0] for key in self.partitions[partition_id]}
-        return Groups(submitted, len(failed), empty=not failed & came)
+        self.failures.check(where, submitted, len(failed), limit=limit, empty=not failed & came)
 
     def _check_failures(self, partition_id: str) -> None:
         """End the run if too many of the step's groups have failed by now."""
         if len(self._order) >= self._least_groups:
             # With `refill`, a failed group may have been submitted in the previous step.
             submitted = len(self._order.keys() | self._failed)
-            groups = self._groups(partition_id, submitted, self._failed)
-            self.failures.check(self._where, groups, self.max_failed_share)
+            limit = self.max_failed_share
+            self._check_groups(self._where, partition_id, submitted, self._failed, limit)
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter]:
         self._observe_outcomes(partition_id)
@@ -147,11 +149,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         )
         chosen = ordered[:batch_size]
         self._trained += chosen
-        return (
-            chosen,
-            dict(self.partitions[partition_id]),
-            dict(self.prompt_global_steps[partition_id]),
-        )
+        return chosen, dict(self.partitions[partition_id]), dict(steps)
 
     def _materialize_batch(
         self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict
@@ -164,11 +162,8 @@ class _ObservedReplayBuffer(ReplayBuffer):
             return rank[uid], int(sibling), int(turn)
 
         order = sorted(range(len(batch.keys)), key=position)
-        return KVBatchMeta(
-            partition_id=partition_id,
-            keys=[batch.keys[i] for i in order],
-            tags=[batch.tags[i] for i in order],
-        )
+        keys, tags = [batch.keys[i] for i in order], [batch.tags[i] for i in order]
+        return KVBatchMeta(partition_id=partition_id, keys=keys, tags=tags)
 
     def _step_metrics(self, round_times_s: list[float]) -> dict[str, float]:
         self.failures.settle()
@@ -216,7 +211,6 @@ class RefillReplayBuffer(_ObservedReplayBuffer):
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int
     ) -> tuple[KVBatchMeta, dict]:
-        """Sample as ``ReplayBuffer.sample`` does."""
         if partition_id == "val":
             return self._sample_validation(global_steps, batch_size)
         self._begin_step(global_steps)
@@ -241,7 +235,7 @@ class AsyncRefillReplayBuffer(RefillReplayBuffer, ReplayBufferAsync):
     def __init__(self, *, trainer_config: Any, **kwargs: Any) -> None:
         super().__init__(trainer_config=trainer_config, **kwargs)
         self._batches: int = trainer_config.get("parameter_sync_step", 1)
-        self._times_s: list[float] = []  # of the step's batches until now
+        self._times_s: list[float] = []  # times of the step's batches so far
 
     def note_restored(self) -> None:
         """Take up the groups of a checkpoint; groups that have ended count in an earlier step."""
@@ -299,8 +293,7 @@ class RoundsReplayBuffer(_ObservedReplayBuffer):
             failed = self.failure_keys[partition_id]
             if self.round_size > 1:  # a single failure may be the prompt's fault
                 where = f"{self._where}, a round of {self.round_size} prompts"
-                groups = self._groups(partition_id, self.round_size, failed - before)
-                self.failures.check(where, groups, limit=1.0)
+                self._check_groups(where, partition_id, self.round_size, failed - before, 1.0)
             self._check_failures(partition_id)
             usable = self.finished_keys[partition_id] - filtered
             if len(usable) >= batch_size:

@@ -171,10 +171,8 @@ class SamHttpServer(vLLMHttpServer):
         identity = RequestIdentity.from_extra_args(extra_args)
         resumed = identity.resumed(len(prompt_ids)) if identity else 0
         # Only one output, because vLLM would send all tokens again with every new token.
-        sampling_params = {
-            **continued(sampling_params, resumed),
-            "output_kind": RequestOutputKind.FINAL_ONLY,
-        }
+        one_output = {"output_kind": RequestOutputKind.FINAL_ONLY}
+        sampling_params = continued(sampling_params, resumed) | one_output
         call = object()  # with full_determinism, verl's parallel requests share an id
         self._under_way[call] = identity
         start_s = time.time()
@@ -258,7 +256,6 @@ class SamHttpServer(vLLMHttpServer):
         return aborted
 
     async def share_texts(self, servers: Mapping[int, Any]) -> None:
-        """Begin to share texts with the servers of all other replicas."""
         engines = engine_count(self.engine)
         folder = await asyncio.to_thread(find_name, self._settings.sam)
         self._sharing = TextSharing(
@@ -299,19 +296,12 @@ class SamHttpServer(vLLMHttpServer):
         )
         finished, self._finished = self._finished, []
         shares = self._recorders.share_out(finished)
-        first = self.replica_rank * len(answers)
+        first, traced = self.replica_rank * len(answers), self._settings.record_traces
+        places = [Place(step, split, first + index) for index in range(len(answers))]
+        engines = zip(places, self._recorders.recorders, answers, shares, strict=True)
         records = [
-            join_records(
-                Place(step, split, first + index),
-                recorder,
-                workers,
-                asked_s,
-                share,
-                traced=self._settings.record_traces,
-            )
-            for index, (recorder, workers, share) in enumerate(
-                zip(self._recorders.recorders, answers, shares, strict=True)
-            )
+            join_records(place, recorder, workers, asked_s, share, traced=traced)
+            for place, recorder, workers, share in engines
         ]
         self._proof.candidates = candidates(shares, records) if keep else []
         # The sentinel recognises engines without a draft session by their empty counters.

@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 
 from sam_rollout.config import SamConfig
 from sam_rollout.core.identity import GroupKey, RequestIdentity
-from sam_rollout.integrations.verl.piece_queue import PieceQueue
+from sam_rollout.integrations.verl.failures import describe
 from sam_rollout.sources.contract import Piece
 from sam_rollout.sources.support.pieces import whole_response
 from sam_rollout.sources.support.responses import is_of_training
@@ -43,14 +43,60 @@ PIECES_PER_S = 1000
 # Limits for the pieces that wait for one server or engine, and for a message.
 MOST_WAITING_BYTES = 16 << 20
 MESSAGE_BYTES = 2 << 20
+# Memory of a piece's tuple in bytes, in addition to the tokens.
+PIECE_BYTES = 400
 
 IS_WHOLE = Piece._fields.index("is_whole")
 
 Exchange = Callable[[Sequence[list[tuple]]], Awaitable[list[list[tuple]]]]
 
 
-def _queue() -> PieceQueue:
-    return PieceQueue(MOST_WAITING_BYTES, MESSAGE_BYTES)
+class _PieceQueue:
+    """The text pieces that wait for one receiver: another server, or an engine.
+
+    The oldest pieces are dropped if all together take more than `MOST_WAITING_BYTES`.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: deque[tuple] = deque()
+        self._nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def put(self, piece: tuple) -> int:
+        """Append a piece, given as a tuple of its fields; return how many pieces were dropped.
+
+        Raises:
+            TypeError: The piece is not a sequence that ends with bytes.
+        """
+        self._nbytes += _size(piece)
+        self._pieces.append(piece)
+        before = len(self._pieces)
+        while self._nbytes > MOST_WAITING_BYTES:
+            self._pop()
+        return before - len(self._pieces)
+
+    def take(self) -> list[tuple]:
+        """Remove and return the next message; it is empty if the queue is empty.
+
+        A message has at most `MESSAGE_BYTES`. A larger piece is a message by itself.
+        """
+        message: list[tuple] = []
+        room = MESSAGE_BYTES
+        while self._pieces and (not message or _size(self._pieces[0]) <= room):
+            message.append(self._pop())
+            room -= _size(message[-1])
+        return message
+
+    def _pop(self) -> tuple:
+        piece = self._pieces.popleft()
+        self._nbytes -= _size(piece)
+        return piece
+
+
+def _size(piece: tuple) -> int:
+    return PIECE_BYTES + len(piece[-1])
 
 
 @dataclasses.dataclass
@@ -59,7 +105,7 @@ class _Peer:
     folder: str = ""  # The name of the folder that it announced; empty if it has none.
     runs: frozenset[GroupKey] = frozenset()  # The groups that it last announced.
     knows: frozenset[GroupKey] | None = None  # This server's groups, as last sent to the peer.
-    waiting: PieceQueue = dataclasses.field(default_factory=_queue)
+    waiting: _PieceQueue = dataclasses.field(default_factory=_PieceQueue)
     sending: asyncio.Task | None = None
     has_failed: bool = False
 
@@ -96,7 +142,7 @@ class TextSharing:
         self._running: Counter[GroupKey] = Counter()
         # The groups that each engine runs; several engines' groups come from sampled pieces.
         self._runs: list[set[GroupKey]] = [set() for _ in range(engines)]
-        self._arrived = [_queue() for _ in range(engines)]
+        self._arrived = [_PieceQueue() for _ in range(engines)]
         self._lost = 0
         self._has_dropped = self._has_failed = False
         self._task: asyncio.Task | None = None  # asyncio may drop a task that nothing refers to
@@ -221,7 +267,7 @@ class TextSharing:
             ]
             self._keep(waiting, wanted)
 
-    def _keep(self, waiting: PieceQueue, pieces: Iterable[tuple]) -> None:
+    def _keep(self, waiting: _PieceQueue, pieces: Iterable[tuple]) -> None:
         dropped = sum(map(waiting.put, pieces))
         self._lost += dropped
         if dropped and not self._has_dropped:
@@ -247,16 +293,15 @@ class TextSharing:
 
     def _complain(self, peer: _Peer, error: Exception) -> None:
         replica = next(number for number, other in self._peers.items() if other is peer)
-        is_dead = has_died(error)
+        is_dead = isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError)
         if is_dead or not peer.has_failed:
             logger.warning(
                 "Replica %s %s texts to replica %s. Siblings there draft without them, and the "
-                "rollout goes on: %s: %s",
+                "rollout goes on: %s",
                 self._replica,
                 "sends no more" if is_dead else "could not send",
                 replica,
-                type(error).__name__,
-                error,
+                describe(error),
             )
         peer.has_failed = True
         if is_dead:
@@ -279,11 +324,6 @@ def find_name(sam: SamConfig) -> str:
             error,
         )
         return ""
-
-
-def has_died(error: Exception) -> bool:
-    """Return whether an error means that the called server has died and will not come back."""
-    return isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError)
 
 
 def _group_of(piece: Sequence) -> GroupKey:

@@ -87,7 +87,6 @@ class StepRecords:
 
     @property
     def engine_steps(self) -> list[pa.Table]:
-        """The training step's engine steps, one table per engine."""
         return [records.engine_steps for records in self._reports]
 
     def complete(
@@ -119,7 +118,6 @@ class StepRecords:
         return values
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
-        """Write a step's metrics into the run folder."""
         numbers: dict[str, Any] = {k: v for k, v in metrics.items() if isinstance(v, Real)}
         try:
             self._folder.append_train_step(step, numbers)

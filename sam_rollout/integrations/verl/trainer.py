@@ -76,7 +76,6 @@ class _RecordingTrainer(PPOTrainer):
                     self.role_worker_mapping[role] = ray.remote(HeadTrainingWorker)
 
     def init(self) -> None:
-        """Start all processes as verl does; raise an error if one of them dies."""
         with watched(Watchdog(lambda: parts_of(self))):
             super().init()
 
@@ -96,7 +95,6 @@ class _RecordingTrainer(PPOTrainer):
         }
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """Start our wandb run and train as verl does; raise an error if a process dies."""
         start_wandb(self.config, self._run, self._run_info)
         self.replay_buffer.failures = FailureWatch(agent_loop_manager.agent_loop_workers)
         with watched(Watchdog(lambda: parts_of(self))):
@@ -119,9 +117,7 @@ class _RecordingTrainer(PPOTrainer):
             loggers[WANDB] = GuardedWandb(loggers[WANDB])
             for name in ("validation_generations_logger", "dapo_filtered_reward_logger"):
                 setattr(self, name, GuardedTable(getattr(self, name)))
-        self._curve_logger = CurveLogger(loggers, self._run.telemetry.tail_threshold)
-        if self._run.telemetry.curve_every:
-            self._curve_logger.warm_up()
+        self._curve_logger = CurveLogger(loggers, self._run.telemetry)
 
     def prepare_step(self) -> dict:
         """Submit the step's first prompts: one generation round or, with refill, verl's batch."""
@@ -203,20 +199,15 @@ class _RecordingTrainer(PPOTrainer):
             self._step_s = metrics["timing_s/step"]
             metrics[metric_name(TRAIN_SPLIT, "head_training/share")] = self._head_s / self._step_s
         self._records.complete(self.global_steps, metrics, self._alert)
-        self._log_curve()
+        if self._curve_logger is not None:  # the step's timers have stopped
+            title = f"{self._run_info.label}, training step {self.global_steps}"
+            self._curve_logger.log(self._records.engine_steps, title, self.global_steps)
         self._records.write(self.global_steps, metrics)
 
     def _alert(self, title: str, text: str) -> None:
         backend = self.logger.logger.get(WANDB)
         if isinstance(backend, GuardedWandb):
             backend.alert(title, text)
-
-    def _log_curve(self) -> None:
-        """Draw and log the step's running requests as a curve; the step's timers have stopped."""
-        every = self._run.telemetry.curve_every
-        if self._curve_logger and every and self.global_steps % every == 0:
-            title = f"{self._run_info.label}, training step {self.global_steps}"
-            self._curve_logger.log(self._records.engine_steps, title, self.global_steps)
 
     def _drain(self, split: str, keep: bool = False) -> dict[str, float]:
         return self._records.collect(self.global_steps, split, lambda: self._drained(split, keep))
@@ -270,11 +261,9 @@ class SamTrainerColocateAsync(_AsyncTrainer, PPOTrainerColocateAsync):
     """Our asynchronous trainer whose engines stand still while the policy trains."""
 
     def get_llm_client(self) -> LLMServerClient:
-        """Return an `InterruptedClient`, which continues interrupted responses."""
         return self.llm_server_manager.get_client(client_cls=InterruptedClient)
 
     def on_sample_end(self) -> None:
-        """Collect the rollout's records before the replicas go to sleep."""
         self._pending_sync_metrics = self._drain_interrupted(self.checkpoint_manager)
         super().on_sample_end()
 
@@ -284,7 +273,6 @@ class SamTrainerSeparateAsync(_AsyncTrainer, PPOTrainerSeparateAsync):
     """Our asynchronous trainer whose engines have devices of their own, and never stand still."""
 
     def get_llm_client(self) -> LLMServerClient:
-        """Return an `InterruptedClient`, which continues interrupted responses."""
         return self.standalone_server_manager.get_client(client_cls=InterruptedClient)
 
     def on_step_end(self) -> None:

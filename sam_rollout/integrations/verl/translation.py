@@ -13,13 +13,6 @@ from sam_rollout.integrations.vllm.engine_settings import EngineSettings
 from sam_rollout.telemetry.records import ASKED
 
 ASKED_SAM = f"{ASKED}.sam"
-# Kind of dynamic sampling -> our replay buffer for verl's synchronous trainer.
-SAMPLER_CLASSES = {
-    "rounds": "RoundsReplayBuffer",
-    "refill": "RefillReplayBuffer",
-    "none": "RoundsReplayBuffer",
-}
-ASYNC_SAMPLER_CLASS = "AsyncRefillReplayBuffer"
 
 
 def translate(config: DictConfig, run: RunConfig) -> None:
@@ -60,10 +53,11 @@ def _configure_sampling(config: DictConfig, run: RunConfig) -> None:
     filter_groups.enable = run.sampling.kind != "none"
     sampler = config.trainer.v1.sampler
     sampler.custom_sampler.path = SAMPLER_MODULE
-    is_asynchronous = config.trainer.v1.trainer_mode in ASYNC_TRAINERS
-    sampler.custom_sampler.name = (
-        ASYNC_SAMPLER_CLASS if is_asynchronous else SAMPLER_CLASSES[run.sampling.kind]
-    )
+    sampler.custom_sampler.name = "RoundsReplayBuffer"
+    if config.trainer.v1.trainer_mode in ASYNC_TRAINERS:
+        sampler.custom_sampler.name = "AsyncRefillReplayBuffer"
+    elif run.sampling.kind == "refill":
+        sampler.custom_sampler.name = "RefillReplayBuffer"
     sampler.sampler_kwargs = {
         "filter_metric": filter_groups.metric if filter_groups.enable else None,
         "train_batch_size": config.data.train_batch_size,

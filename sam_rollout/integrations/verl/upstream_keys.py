@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import RunConfig
 from sam_rollout.integrations.verl.check_results import Fact, hold
-from sam_rollout.integrations.verl.layouts import is_separate
+from sam_rollout.integrations.verl.layouts import ROLLOUT, is_separate
 from sam_rollout.integrations.verl.registered_names import (
     AGENT_LOOP_MANAGER,
     ASYNC_TRAINERS,
@@ -26,7 +26,6 @@ from sam_rollout.telemetry.records import flat
 
 FILTER = "algorithm.filter_groups"
 SAMPLER = "trainer.v1.sampler"
-ROLLOUT = "actor_rollout_ref.rollout"
 ENGINE = f"{ROLLOUT}.engine_kwargs.vllm"
 # Keys of older releases of verl (trainer/config/legacy_reward_impl.yaml) -> the keys that V1 reads.
 # All other keys of these groups have the same names below `reward`.
@@ -39,6 +38,7 @@ OLDER_KEYS = {
     "reward_model.reward_kwargs": "reward.reward_kwargs",
     "reward_model.model.path": "reward.reward_model.model_path",
 }
+KeyRule = tuple[str, bool, str]  # field, whether its value is right, what is allowed
 
 
 def check_upstream_keys(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
@@ -52,95 +52,57 @@ def check_upstream_keys(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
     yield from ()
 
 
-def _served(config: DictConfig, run: RunConfig) -> list[tuple[str, bool, str]]:
-    """Return rules for settings that verl accepts but our classes do not support.
-
-    A rule is a field, whether its value is allowed, and a text that says which values are allowed.
-    """
+def _served(config: DictConfig, run: RunConfig) -> Iterator[KeyRule]:
+    """Yield rules for settings that verl accepts but our classes do not support."""
     rollout, mode = config.actor_rollout_ref.rollout, config.trainer.v1.trainer_mode
     engine = rollout.engine_kwargs.vllm
+    yield "trainer.use_v1", config.trainer.use_v1, "must be True"
+    allowed = f"must be one of {', '.join(TRAINER_MODES)}"
+    yield "trainer.v1.trainer_mode", mode in TRAINER_MODES, allowed
+    allowed = "must be true: verl 0.9.1 fails without its engines on the training devices"
+    yield "actor_rollout_ref.hybrid_engine", config.actor_rollout_ref.hybrid_engine, allowed
+    yield f"{ROLLOUT}.name", rollout.name == ROLLOUT_NAME, f"must be {ROLLOUT_NAME!r}, always"
+    yield f"{ROLLOUT}.disable_log_stats", not rollout.disable_log_stats, "must be False"
+    yield "skip.rollout_tq.enable", not config.skip.rollout_tq.enable, "must be False"
     drafter = run.sam.enabled and "speculative_config" in engine
+    allowed = "must not be set with sam.enabled=true (sam=off lets other methods run)"
+    yield f"{ENGINE}.speculative_config", not drafter, allowed
     taken = ADDITIONAL_CONFIG_KEY in (engine.get("additional_config") or {})
-    return [
-        ("trainer.use_v1", config.trainer.use_v1, "must be True"),
-        (
-            "trainer.v1.trainer_mode",
-            mode in TRAINER_MODES,
-            f"must be one of {', '.join(TRAINER_MODES)}",
-        ),
-        (
-            "actor_rollout_ref.hybrid_engine",
-            config.actor_rollout_ref.hybrid_engine,
-            "must be true: verl 0.9.1 fails without its engines on the training devices",
-        ),
-        (f"{ROLLOUT}.name", rollout.name == ROLLOUT_NAME, f"must be {ROLLOUT_NAME!r}, always"),
-        (f"{ROLLOUT}.disable_log_stats", not rollout.disable_log_stats, "must be False"),
-        ("skip.rollout_tq.enable", not config.skip.rollout_tq.enable, "must be False"),
-        (
-            f"{ENGINE}.speculative_config",
-            not drafter,
-            "must not be set with sam.enabled=true (sam=off lets other methods run)",
-        ),
-        (
-            f"{ENGINE}.additional_config.{ADDITIONAL_CONFIG_KEY}",
-            not taken,
-            "must not be set: it is filled from sam, rollout_sampler and rollout_telemetry",
-        ),
-    ]
+    allowed = "must not be set: it is filled from sam, rollout_sampler and rollout_telemetry"
+    yield f"{ENGINE}.additional_config.{ADDITIONAL_CONFIG_KEY}", not taken, allowed
 
 
-def _asynchronous(config: DictConfig, run: RunConfig) -> list[tuple[str, bool, str]]:
-    engine = config.actor_rollout_ref.rollout.engine_kwargs.vllm
+def _asynchronous(config: DictConfig, run: RunConfig) -> Iterator[KeyRule]:
+    """Yield rules for the trainers that interrupt responses."""
+    processors = config.actor_rollout_ref.rollout.engine_kwargs.vllm.get("logits_processors")
     mode = f"with trainer.v1.trainer_mode={config.trainer.v1.trainer_mode}"
-    return [
-        (
-            "dynamic_sampling.kind",
-            run.sampling.kind != "rounds",
-            f"must be refill or none {mode}: a round waits for all of its responses",
-        ),
-        (
-            f"{run.telemetry.proof.PATH}.every",
-            not run.telemetry.proof.every,
-            f"must be 0 {mode}: no engine has time for it when a step has its responses",
-        ),
-        (
-            f"{ENGINE}.logits_processors",
-            not engine.get("logits_processors"),
-            f"must be left out {mode}: they would see an interrupted response as its own prompt",
-        ),
-    ]
+    allowed = f"must be refill or none {mode}: a round waits for all of its responses"
+    yield "dynamic_sampling.kind", run.sampling.kind != "rounds", allowed
+    allowed = f"must be 0 {mode}: no engine has time for it when a step has its responses"
+    yield f"{run.telemetry.proof.PATH}.every", not run.telemetry.proof.every, allowed
+    allowed = f"must be left out {mode}: they would see an interrupted response as its own prompt"
+    yield f"{ENGINE}.logits_processors", not processors, allowed
 
 
-def _separate(config: DictConfig, run: RunConfig) -> list[tuple[str, bool, str]]:
-    """Return rules for the trainer whose engines have devices of their own (see `_served`)."""
-    rollout, mode = config.actor_rollout_ref.rollout, config.trainer.v1.separate_async
+def _separate(config: DictConfig, run: RunConfig) -> Iterator[KeyRule]:
+    """Yield rules for the trainer whose engines have devices of their own."""
+    backend = config.actor_rollout_ref.rollout.checkpoint_engine.backend
+    mode = config.trainer.v1.separate_async
     needed = f"with trainer.v1.trainer_mode={SEPARATE_NAME}"
+    allowed = f"must be nccl, nixl or another that sends weights between devices {needed}"
+    yield f"{ROLLOUT}.checkpoint_engine.backend", backend != "naive", allowed
     batch = mode.parameter_sync_step * config.actor_rollout_ref.actor.ppo_mini_batch_size
-    return [
-        (
-            f"{ROLLOUT}.checkpoint_engine.backend",
-            rollout.checkpoint_engine.backend != "naive",
-            f"must be nccl, nixl or another that sends weights between devices {needed}",
-        ),
-        (
-            "data.train_batch_size",
-            config.data.train_batch_size == batch,
-            f"must be parameter_sync_step * ppo_mini_batch_size = {batch} {needed}",
-        ),
-        (
-            "trainer.v1.separate_async.hybrid_rollout.enable_switch",
-            not mode.hybrid_rollout.enable_switch,
-            "must be false: lending training devices to the rollout was not tried",
-        ),
-        (
-            f"{run.sam.sources.model.PATH}.enabled",
-            not run.sam.drafts_with_model,
-            f"must be false {needed}: draft models were not tried",
-        ),
-    ]
+    allowed = f"must be parameter_sync_step * ppo_mini_batch_size = {batch} {needed}"
+    yield "data.train_batch_size", config.data.train_batch_size == batch, allowed
+    field, lends = "hybrid_rollout.enable_switch", mode.hybrid_rollout.enable_switch
+    allowed = "must be false: lending training devices to the rollout was not tried"
+    yield f"trainer.v1.separate_async.{field}", not lends, allowed
+    allowed = f"must be false {needed}: draft models were not tried"
+    yield f"{run.sam.sources.model.PATH}.enabled", not run.sam.drafts_with_model, allowed
 
 
-def _older(config: DictConfig) -> Iterator[tuple[str, bool, str]]:
+def _older(config: DictConfig) -> Iterator[KeyRule]:
+    """Yield rules for keys of older releases, which V1 does not read."""
     for group in ("custom_reward_function", "reward_model", "sandbox_fusion"):
         given = flat(plain(config.get(group) or OmegaConf.create()), f"{group}.")
         for field in (name for name, value in given.items() if value is not None):
@@ -148,36 +110,27 @@ def _older(config: DictConfig) -> Iterator[tuple[str, bool, str]]:
             yield field, False, f"is not read any more: set {next(renamed, f'reward.{field}')}"
 
 
-def _ours(config: DictConfig, kind: str) -> list[tuple[str, bool, str]]:
+def _ours(config: DictConfig, kind: str) -> Iterator[KeyRule]:
+    """Yield rules for keys that our groups of settings replace."""
     groups, sampler = config.algorithm.filter_groups, config.trainer.v1.sampler
     rollout, refills = config.actor_rollout_ref.rollout, kind == "refill"
-    own_manager = rollout.agent.agent_loop_manager_class == AGENT_LOOP_MANAGER
     nothing = "does nothing here: set dynamic_sampling"
-    return [
-        ("data.gen_batch_size", config.data.gen_batch_size is None, f"{nothing}.gen_batch_size"),
-        (f"{FILTER}.max_num_gen_batches", groups.max_num_gen_batches <= 0, f"{nothing}.max_rounds"),
-        (f"{FILTER}.enable", groups.enable or kind == "none", f"{nothing}=none, not {kind}"),
-        (
-            f"{FILTER}.max_inflight_gen_batches",
-            groups.max_inflight_gen_batches == 1 or refills,
-            f"is for dynamic_sampling=refill, not {kind}",
-        ),
-        (
-            f"{SAMPLER}.custom_sampler.path",
-            sampler.custom_sampler.path is None,
-            "must be null: dynamic_sampling chooses what samples groups",
-        ),
-        (f"{SAMPLER}.sampler_kwargs", not sampler.sampler_kwargs, "must be empty"),
-        (
-            f"{SAMPLER}.sync_refill_failed_groups",
-            refills or not sampler.sync_refill_failed_groups,
-            "does nothing here: a group that failed is left out, and dynamic_sampling fills up",
-        ),
-        # With greedy sampling, all responses to a prompt would be the same.
-        (f"{ROLLOUT}.do_sample", rollout.do_sample, "must be true: verl's V1 trainer ignores it"),
-        (
-            f"{ROLLOUT}.agent.agent_loop_manager_class",
-            own_manager,
-            f"must be {AGENT_LOOP_MANAGER}; agent loops go into agent.agent_loop_config_path",
-        ),
-    ]
+    yield "data.gen_batch_size", config.data.gen_batch_size is None, f"{nothing}.gen_batch_size"
+    most = groups.max_num_gen_batches
+    yield f"{FILTER}.max_num_gen_batches", most <= 0, f"{nothing}.max_rounds"
+    yield f"{FILTER}.enable", groups.enable or kind == "none", f"{nothing}=none, not {kind}"
+    right = groups.max_inflight_gen_batches == 1 or refills
+    allowed = f"is for dynamic_sampling=refill, not {kind}"
+    yield f"{FILTER}.max_inflight_gen_batches", right, allowed
+    allowed = "must be null: dynamic_sampling chooses what samples groups"
+    yield f"{SAMPLER}.custom_sampler.path", sampler.custom_sampler.path is None, allowed
+    yield f"{SAMPLER}.sampler_kwargs", not sampler.sampler_kwargs, "must be empty"
+    right = refills or not sampler.sync_refill_failed_groups
+    allowed = "does nothing here: a group that failed is left out, and dynamic_sampling fills up"
+    yield f"{SAMPLER}.sync_refill_failed_groups", right, allowed
+    # With greedy sampling, all responses to a prompt would be the same.
+    allowed = "must be true: verl's V1 trainer ignores it"
+    yield f"{ROLLOUT}.do_sample", rollout.do_sample, allowed
+    right = rollout.agent.agent_loop_manager_class == AGENT_LOOP_MANAGER
+    allowed = f"must be {AGENT_LOOP_MANAGER}; agent loops go into agent.agent_loop_config_path"
+    yield f"{ROLLOUT}.agent.agent_loop_manager_class", right, allowed

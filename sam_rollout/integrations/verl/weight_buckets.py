@@ -38,7 +38,7 @@ def _bytes_of_element(config: DictConfig) -> int:
 
 
 def _largest_tensor(config: DictConfig) -> int:
-    folder = find_folder(config.actor_rollout_ref.model.path)
+    folder = find_folder(config, config.actor_rollout_ref.model.path)
     shapes = [
         shape
         for file in (sorted(folder.glob("*.safetensors")) if folder else ())

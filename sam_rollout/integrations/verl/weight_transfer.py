@@ -1,4 +1,4 @@
-"""Ends a weight sync with an error when its receiver fails.
+"""Sends a draft head in a weight sync, and ends the sync with an error when its receiver fails.
 
 verl's sender waits for an answer to each bucket, and a receiver that failed never answers. Our
 receiver therefore sends its error on a second socket, and our sender listens to both.
@@ -7,10 +7,13 @@ receiver therefore sends its error on a second socket, and our sender listens to
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any
 
 import zmq
-from verl.workers.rollout.vllm_rollout import vllm_rollout
+from torch import Tensor
+from verl.workers.rollout.vllm_rollout import ServerAdapter, vllm_rollout
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
 from sam_rollout.integrations.verl.failures import describe
@@ -47,12 +50,10 @@ class _WatchedSocket:
         return getattr(self._socket, name)
 
     def send_pyobj(self, content: Any) -> None:
-        """Wait for a receiver, then send."""
         self._wait_for(zmq.POLLOUT)
         self._socket.send_pyobj(content)
 
     def recv(self) -> bytes:
-        """Wait for the receiver's answer and return it."""
         self._wait_for(zmq.POLLIN)
         return self._socket.recv()
 
@@ -64,7 +65,6 @@ class _WatchedSocket:
             raise WeightSyncError(self._failures.recv_string())
 
     def close(self) -> None:
-        """Close both sockets and drop messages that were not received."""
         self._failures.close()
         self._socket.close(linger=0)
 
@@ -79,10 +79,20 @@ class WatchedSender(BucketedWeightSender):
         self.socket: Any = _WatchedSocket(self.socket, failures)
 
 
-def watch_senders() -> None:
-    """Make verl 0.9's training processes send with a `WatchedSender`."""
-    # verl finds its sender's class by this name, inside a method too long to override.
-    vllm_rollout.BucketedWeightSender = WatchedSender
+# verl 0.9 finds its sender's class by this name, inside a method too long to override.
+vllm_rollout.BucketedWeightSender = WatchedSender
+
+
+class SamServerAdapter(ServerAdapter):
+    """The adapter of one training process; vLLM's side is in model_drafts/head_update.py."""
+
+    head_weights: Callable[[], Iterable[tuple[str, Tensor]]] | None = None
+
+    async def update_weights(self, weights: Any, *args: Any, **kwargs: Any) -> None:
+        """Send the policy's weights, then the weights of a trained head."""
+        if self.head_weights is not None:
+            weights = chain(weights, self.head_weights())
+        await super().update_weights(weights, *args, **kwargs)
 
 
 class WeightReceiving:

@@ -22,14 +22,8 @@ class FakeClient:
         self.calls: list[dict] = []
 
     async def generate(self, request_id, *, prompt_ids, sampling_params, **kwargs):
-        self.calls.append(
-            {
-                "id": request_id,
-                "prompt": list(prompt_ids),
-                "params": sampling_params,
-                "kwargs": kwargs,
-            }
-        )
+        call = {"id": request_id, "prompt": list(prompt_ids)}
+        self.calls.append(call | {"params": sampling_params, "kwargs": kwargs})
         await asyncio.sleep(0)
         return SimpleNamespace(token_ids=[1, 2])
 
@@ -57,26 +51,18 @@ def worker(client, monkeypatch):
     monkeypatch.setattr(VERL_WORKER, "__init__", take_client)
     monkeypatch.setattr(VERL_WORKER, "_run_agent_loop", two_turns)
     rollout = {"seed": SEED, "n": 8, "val_kwargs": {"n": 2}}
-    config = OmegaConf.create(
-        {
-            "actor_rollout_ref": {"rollout": rollout},
-            "algorithm": {"filter_groups": {"enable": True, "metric": "acc"}},
-        }
-    )
+    algorithm = {"filter_groups": {"enable": True, "metric": "acc"}}
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "algorithm": algorithm})
     return agent_loop._SamAgentLoopWorker(config, client)
 
 
 def run(
     worker, *, uid="u", prompt=(1, 2, 3), session=0, step=5, validate=False, params=None, **columns
 ):
-    return worker._run_agent_loop(
-        {"temperature": 1.0} if params is None else params,
-        {"step": step, "validate": validate},
-        uid=uid,
-        raw_prompt=prompt,
-        session_id=session,
-        **columns,
-    )
+    params = {"temperature": 1.0} if params is None else params
+    trajectory = {"step": step, "validate": validate}
+    row = {"uid": uid, "raw_prompt": prompt, "session_id": session, **columns}
+    return worker._run_agent_loop(params, trajectory, **row)
 
 
 def identities(client) -> dict[str, RequestIdentity]:
@@ -87,9 +73,11 @@ def identities(client) -> dict[str, RequestIdentity]:
 
 
 @pytest.mark.parametrize(("validate", "split"), [(False, "train"), (True, "val")])
-def test_a_request_says_who_it_is(worker, client, validate, split):
-    asyncio.run(run(worker, session=2, validate=validate))
-    expected = identify([1, 2, 3], seed=SEED, step=5, sibling=2, split=split)
+@pytest.mark.parametrize("first", [0, 24])
+def test_a_request_says_who_it_is(worker, client, validate, split, first):
+    columns = {agent_loop.FIRST_SIBLING_COLUMN: first} if first else {}
+    asyncio.run(run(worker, session=2, validate=validate, **columns))
+    expected = identify([1, 2, 3], seed=SEED, step=5, sibling=first + 2, split=split)
     assert identities(client)["u/2/0"] == replace(expected, prompt_tokens=3)
 
 
@@ -118,13 +106,6 @@ def test_what_others_put_into_the_call_stays(worker, client):
     assert (call["params"]["temperature"], call["prompt"]) == (1.0, [1, 2, 3])
     assert call["kwargs"] == {"image_data": None}
     assert params == {"temperature": 1.0, "extra_args": {"other": 1}}
-
-
-@pytest.mark.parametrize("validate", [False, True])
-def test_copies_of_a_prompt_are_further_siblings(worker, client, validate):
-    columns = {agent_loop.FIRST_SIBLING_COLUMN: 24}
-    asyncio.run(run(worker, session=1, validate=validate, **columns))
-    assert identities(client)["u/1/0"].sibling == 25
 
 
 def submitted(

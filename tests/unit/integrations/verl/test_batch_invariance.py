@@ -1,13 +1,13 @@
 import pytest
 
 from sam_rollout.config import ConfigError, RolloutSamplerConfig
-from sam_rollout.integrations.verl.batch_invariance import check_batch_invariance
+from sam_rollout.integrations.verl.check_results import hold
+from sam_rollout.integrations.verl.checks import batch_invariance_rules
 from sam_rollout.integrations.verl.environment import environment
 from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.integrations.vllm.batch_invariance import BATCH_INVARIANT_ENV
 from sam_rollout.integrations.vllm.drafting.startup_check import WrongSamplerError, check_samplers
 from tests.unit.integrations.verl.test_checks import ENGINE, ROLLOUT, composed
-from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
 
 SWITCH = "rollout_sampler.batch_invariant"
 ON_CUDA = (f"{SWITCH}=true", "trainer.device=cuda")
@@ -17,7 +17,7 @@ def checked(*overrides: str) -> dict[str, str]:
     config = composed(*overrides)
     config.run_dir = "run"
     run = read_run_config(config)
-    check_batch_invariance(config, run)
+    hold(batch_invariance_rules(config, run))
     return environment(config, run)
 
 

@@ -7,30 +7,19 @@ from omegaconf import DictConfig, OmegaConf
 from sam_rollout.config import ConfigError
 from sam_rollout.integrations.verl import checks
 from tests.settings_checks import check
+from tests.unit.test_configs import CONFIGS
 from tests.unit.test_configs import composed as composed_anew
-from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ENGINE = f"{ROLLOUT}.engine_kwargs.vllm"
 
 
-def chosen(*groups: str) -> DictConfig:
-    return composed_anew("experiment=tiny_cpu", *groups)
-
-
-def _is_choice(key: str) -> bool:
-    return "." not in key and key != "run_dir"
-
-
 def composed(*overrides: str) -> DictConfig:
-    groups = tuple(text for text in overrides if _is_choice(text.partition("=")[0]))
-    config = deepcopy(chosen(*groups))
-    for override in OverridesParser.create().parse_overrides(
-        [text for text in overrides if text not in groups]
-    ):
-        OmegaConf.update(
-            config, override.key_or_group, override.value(), force_add=override.is_add()
-        )
+    groups = [text for text in overrides if (CONFIGS / text.partition("=")[0]).is_dir()]
+    config = deepcopy(composed_anew("experiment=tiny_cpu", *groups))
+    values = [text for text in overrides if text not in groups]
+    for one in OverridesParser.create().parse_overrides(values):
+        OmegaConf.update(config, one.key_or_group, one.value(), force_add=one.is_add())
     return config
 
 

@@ -8,7 +8,6 @@ from sam_rollout.integrations.verl import code_checks
 from sam_rollout.integrations.verl.check_results import Note
 from tests.settings_checks import check as check_settings
 from tests.unit.integrations.verl.test_checks import composed
-from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
 
 REWARD = "reward.custom_reward_function"
 GOOD = "def compute_score(data_source, solution_str, ground_truth, **kwargs):\n    return 1.0\n"
@@ -51,6 +50,7 @@ def test_the_recipes_reward_and_ones_own_load(written, tmp_path):
         ("def compute_score(:\n", "path = .*SyntaxError"),
         ("raise ValueError('no key')\n", "path = .*ValueError: no key"),
         ("import sys; sys.exit('ended')\n", "path = .*ended"),
+        ("print('done'); raise SystemExit\n", "path = .*it ended with status 0"),
         ("def score(): pass\ndel compute_score\n", "name = 'compute_score': .*score"),
     ],
 )

@@ -7,7 +7,6 @@ from sam_rollout.config import ConfigError
 from sam_rollout.integrations.verl.check_results import NotHereError
 from sam_rollout.integrations.verl.data_checks import check_data
 from tests.unit.integrations.verl.test_checks import composed
-from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
 
 BATCH = 6  # data.train_batch_size of the tiny experiment
 

@@ -102,7 +102,7 @@ def test_the_same_response_is_asked_for_without_drafts_and_no_longer():
     assert compared(nothing) == [] and nothing.asked == []
 
 
-PLACE = 2  # of the response, where 6 was drawn with drafts and 1 without
+PLACE = 2  # position in the response where 6 was drawn with drafts, and 1 without
 OTHER = [4, 5, 1, 7]
 
 

@@ -40,17 +40,9 @@ def shell(monkeypatch):
 
 @pytest.fixture
 def config():
-    return OmegaConf.create(
-        {
-            "run_dir": "/runs/cmp/sam-1",
-            "trainer": {
-                "logger": ["console", "wandb"],
-                "project_name": "sam_rollout",
-                "experiment_name": "tiny_cpu",
-                "device": "cpu",
-            },
-        }
-    )
+    names = {"project_name": "sam_rollout", "experiment_name": "tiny_cpu"}
+    trainer = {"logger": ["console", "wandb"], "device": "cpu", **names}
+    return OmegaConf.create({"run_dir": "/runs/cmp/sam-1", "trainer": trainer})
 
 
 def info(config) -> RunInfo:
@@ -150,12 +142,13 @@ def test_the_step_goes_along_with_validation():
 
 
 def test_a_curve_that_cannot_be_drawn_ends_nothing(caplog):
-    curve_logger = loggers.CurveLogger({"tensorboard": SimpleNamespace(writer=None)}, 8)
+    curve_logger = loggers.CurveLogger({"tensorboard": SimpleNamespace(writer=None)}, RUN.telemetry)
     curve_logger.log([], "title", 1)  # a step without records
     assert "cannot be drawn" not in caplog.text
     curve_logger.log([engine_steps(engine_step())], "title", 2)
     curve_logger.log([object()], "title", 3)
-    loggers.CurveLogger({"console": None, "file": None}, 8).log([object()], "title", 4)
+    others = {"console": None, "file": None}
+    loggers.CurveLogger(others, RUN.telemetry).log([object()], "title", 4)
     assert caplog.text.count("cannot be drawn; training goes on") == 1
     assert caplog.text.count("TensorBoard gets no layout; training goes on") == 1
 
@@ -166,7 +159,7 @@ def test_tensorboard_gets_our_sections(tmp_path):
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(tmp_path)
-    loggers.CurveLogger({"tensorboard": SimpleNamespace(writer=writer)}, 8)
+    loggers.CurveLogger({"tensorboard": SimpleNamespace(writer=writer)}, RUN.telemetry)
     writer.close()
     (path,) = tmp_path.iterdir()
     (value,) = [v for event in EventFileLoader(str(path)).Load() for v in event.summary.value]

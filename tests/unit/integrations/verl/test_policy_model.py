@@ -8,7 +8,6 @@ from sam_rollout.config import ConfigError
 from sam_rollout.integrations.verl import policy_model
 from sam_rollout.integrations.verl.check_results import Note, NotHereError
 from tests.unit.integrations.verl.test_checks import composed
-from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
 
 SIZES = {
     "model_type": "llama",
@@ -111,11 +110,14 @@ def test_a_model_of_the_hub(model, monkeypatch, tmp_path):
     snapshot.parent.mkdir(parents=True)
     model.rename(snapshot)
     assert "2 weight file(s)" in check("Qwen/Qwen3-32B")[0].text
-    (snapshot / "a.safetensors").unlink()  # of a download that did not end, or was never asked for
+    (snapshot / "a.safetensors").unlink()  # its download did not end, or never began
     with pytest.raises(NotHereError, match="not complete"):
         check("Qwen/Qwen3-32B")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     assert isinstance(check("Qwen/Qwen3-32B")[0], Note)
+    monkeypatch.delenv("HF_HUB_CACHE")
+    config = with_model("Qwen/Qwen3-32B", f"+environment.HF_HUB_CACHE={tmp_path}/hub")
+    assert policy_model.policy_shape(config)[1] == "its config.json", "wherever the cache is set"
 
 
 def test_the_models_own_files_give_its_shape(model):

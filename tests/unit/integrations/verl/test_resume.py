@@ -11,7 +11,6 @@ from sam_rollout.telemetry.records import RunFolder, RunInfo
 from tests.settings_checks import check
 from tests.unit.integrations.verl.test_checks import composed
 from tests.unit.integrations.verl.test_translation import translated
-from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
 
 
 def left_by(run_dir: Path, started_at: str, *overrides: str, folder: str = "") -> None:

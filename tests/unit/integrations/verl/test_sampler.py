@@ -36,7 +36,7 @@ class Queue:
         self.tags: dict[str, dict[str, dict]] = {"train": {}, "val": {}}
         self.rewards: dict[str, dict[str, float | None]] = {}
         self.to_finish: list[tuple[str, str, tuple[float | None, ...] | None]] = []
-        self.tokens: dict[str, list[tuple[int, int]]] = {}  # of a response, by weights
+        self.tokens: dict[str, list[tuple[int, int]]] = {}  # response -> its tokens by weights
 
     def submit(self, partition: str, uid: str, outcome: tuple[float | None, ...] | None) -> None:
         self.tags[partition][uid] = {"is_prompt": True, "status": "pending", "global_steps": 1}
@@ -71,19 +71,13 @@ class Queue:
 
     def kv_batch_get(self, *, keys: list[str], partition_id: str, select_fields: list[str]):
         assert all(key in self.tags[partition_id] for key in keys), "cleared data is gone"
-        data = {
-            "extra_fields": [
-                extra if number % 2 else SimpleNamespace(data=extra)
-                for number, extra in enumerate(
-                    {
-                        "reward_extra_info": self.rewards[key],
-                        TOKENS_BY_WEIGHTS: self.tokens.get(key),
-                    }
-                    for key in keys
-                )
-            ],
-            "rm_scores": [torch.tensor([0.0, self.rewards[key]["score"]]) for key in keys],
-        }
+        extras = [
+            {"reward_extra_info": self.rewards[key], TOKENS_BY_WEIGHTS: self.tokens.get(key)}
+            for key in keys
+        ]
+        fields = [one if n % 2 else SimpleNamespace(data=one) for n, one in enumerate(extras)]
+        scores = [torch.tensor([0.0, self.rewards[key]["score"]]) for key in keys]
+        data = {"extra_fields": fields, "rm_scores": scores}
         return {name: data[name] for name in select_fields}
 
 
@@ -169,7 +163,7 @@ def test_rounds_repeat_until_there_are_enough_groups(make, seed):
         "failed_groups": 1,
     }
     assert metrics["time_mean_s"] > 0
-    means = [1.0, 2 / 3, 0.0, 2 / 3, 2 / 3]  # of every finished group
+    means = [1.0, 2 / 3, 0.0, 2 / 3, 2 / 3]  # the mean of each finished group
     mean = sum(means) / 5
     assert metrics["accuracy_unfiltered"] == pytest.approx(mean)
     assert set(trainer.queue.tags["train"]) == set(batch.keys), "the rest is cleared"

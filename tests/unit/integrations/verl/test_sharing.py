@@ -7,8 +7,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from sam_rollout.config import SamConfig
 from sam_rollout.integrations.verl import sharing
-from sam_rollout.integrations.verl.piece_queue import PIECE_BYTES
-from sam_rollout.integrations.verl.sharing import IS_WHOLE, TextSharing, find_name
+from sam_rollout.integrations.verl.sharing import IS_WHOLE, PIECE_BYTES, TextSharing, find_name
 from tests.unit.drafting.texts import identity
 
 

@@ -7,7 +7,6 @@ from sam_rollout.integrations.verl.checks import settled
 from sam_rollout.integrations.vllm.hybrids import WITHOUT_DRAFTS
 from tests.settings_checks import check
 from tests.unit.integrations.verl.test_checks import composed
-from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
 
 RUN = "sam.sources.run"
 LONGEST = (1 << 24) // 4 // 64
@@ -96,7 +95,7 @@ PICTURES = [{"role": "user", "content": [{"type": "image"}]}]
 @pytest.mark.parametrize(
     ("prompts", "kind", "enabled"),
     [
-        ([ONE, ONE], WIDE, True),  # as polars writes
+        ([ONE, ONE], WIDE, True),  # polars writes this type
         ([ONE, [*ONE, *ONE]], WIDE, False),
         (["1 + 1", "1 + 1"], pa.large_string(), True),
         ([PICTURES, PICTURES], None, False),

@@ -14,8 +14,9 @@ from sam_rollout.integrations.vllm.engine_settings import (
 from sam_rollout.telemetry.records import RunFolder, RunInfo
 from tests.settings_checks import check
 from tests.unit.integrations.verl.test_checks import ENGINE, ROLLOUT, composed
+from tests.unit.integrations.verl.test_upstream_keys import COLOCATED, SEPARATE
 from tests.unit.test_configs import composed as composed_experiment
-from tests.unit.test_configs import differing, leaves, plain_shell  # noqa: F401 - a fixture for every test
+from tests.unit.test_configs import differing, leaves
 
 
 def translated(*overrides: str):
@@ -119,23 +120,8 @@ def test_engine_arguments_of_others_stay():
             "RoundsReplayBuffer",
             None,
         ),
-        (
-            ["dynamic_sampling=refill", "trainer.v1.trainer_mode=sam_colocate_async"],
-            "AsyncRefillReplayBuffer",
-            "acc",
-        ),
-        (
-            [
-                "dynamic_sampling=refill",
-                "trainer.v1.trainer_mode=sam_separate_async",
-                "actor_rollout_ref.rollout.nnodes=1",
-                "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
-                "trainer.v1.separate_async.parameter_sync_step=1",
-                "actor_rollout_ref.actor.ppo_mini_batch_size=${data.train_batch_size}",
-            ],
-            "AsyncRefillReplayBuffer",
-            "acc",
-        ),
+        (COLOCATED, "AsyncRefillReplayBuffer", "acc"),
+        (SEPARATE, "AsyncRefillReplayBuffer", "acc"),
     ],
     ids=["rounds", "refill", "none", "colocated", "separate"],
 )

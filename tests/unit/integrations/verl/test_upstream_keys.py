@@ -2,8 +2,7 @@ import pytest
 
 from sam_rollout.config import ConfigError
 from tests.settings_checks import check
-from tests.unit.integrations.verl.test_checks import composed
-from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
+from tests.unit.integrations.verl.test_checks import ROLLOUT, composed
 
 FILTER = "algorithm.filter_groups"
 
@@ -43,7 +42,6 @@ def test_a_key_without_effect_is_refused(override, instead):
     assert instead in caught.value.allowed and "\n" not in str(caught.value)
 
 
-ROLLOUT = "actor_rollout_ref.rollout"
 OWN_PROCESSOR = f"+{ROLLOUT}.engine_kwargs.vllm.logits_processors=[mine.Processor]"
 COLOCATED = ("trainer.v1.trainer_mode=sam_colocate_async", "dynamic_sampling=refill")
 SEPARATE = (

@@ -85,29 +85,20 @@ def test_all_processes_of_a_run_are_watched(monkeypatch):
     )
     started = SimpleNamespace()
     assert [ask() for ask in parts_of(started).values()] == ["controller", "storage"]
-    replica = SimpleNamespace(replica_rank=5, servers=[Actor("server"), Actor("second node")])
-    started.llm_server_manager = SimpleNamespace(
-        get_replicas=lambda: [replica], global_load_balancer=Actor("balancer")
-    )
+
+    def manager(rank, *servers):
+        replica = SimpleNamespace(replica_rank=rank, servers=[*map(Actor, servers)])
+        balancer = Actor(f"balancer {rank}")
+        return SimpleNamespace(get_replicas=lambda: [replica], global_load_balancer=balancer)
+
+    started.llm_server_manager = manager(5, "server", "second node")
+    started.standalone_server_manager = manager(6, "own")  # engines with devices of their own
     started.actor_rollout_wg = SimpleNamespace(workers=[Actor("training")])
     started.reward_loop_manager = SimpleNamespace(reward_loop_workers=[Actor("reward")])
     started.agent_loop_manager = SimpleNamespace(agent_loop_workers=[Actor("agent")])
     parts = parts_of(started)
-    asked = {"agent", "balancer", "controller", "reward", "second node", "server asked"}
-    assert {ask() for ask in parts.values()} == asked | {"storage", "training"}
+    asked = {"agent", "controller", "reward", "second node", "storage", "training"}
+    engines = {"balancer 5", "balancer 6", "own asked", "server asked"}
+    assert {ask() for ask in parts.values()} == asked | engines
     assert parts["rollout server of replica 5"]() == "server asked"
-
-
-def test_engines_with_devices_of_their_own_are_watched():
-    well = SimpleNamespace(remote=lambda: WELL)
-    server = SimpleNamespace(trouble=well)
-    replicas = [SimpleNamespace(replica_rank=rank, servers=[server]) for rank in range(2)]
-    balancer = SimpleNamespace(__ray_ready__=well)
-    managers = [
-        SimpleNamespace(get_replicas=lambda one=one: [one], global_load_balancer=balancer)
-        for one in replicas
-    ]
-    trainer = SimpleNamespace(llm_server_manager=managers[0], standalone_server_manager=managers[1])
-    names = {name for name in parts_of(trainer) if "queue" not in name.lower()}
-    servers = {f"rollout server of replica {rank}" for rank in range(2)}
-    assert names == {"load balancer 0", "load balancer 1", *servers}
+    assert parts["rollout server of replica 6"]() == "own asked"

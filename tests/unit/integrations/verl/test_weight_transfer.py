@@ -6,12 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer, vllm_rollout
-from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
+from verl.workers.rollout.vllm_rollout import ServerAdapter, bucketed_weight_transfer, vllm_rollout
 
-import sam_rollout.integrations.verl.server_adapter  # noqa: F401 - replaces verl's sender
 from sam_rollout.integrations.verl import weight_transfer
-from sam_rollout.integrations.verl.weight_transfer import WeightReceiving, WeightSyncError
+from sam_rollout.integrations.verl.weight_transfer import (
+    SamServerAdapter,
+    WeightReceiving,
+    WeightSyncError,
+)
+from sam_rollout.integrations.vllm.model_drafts.head_update import PREFIX
 
 WEIGHTS = [(f"layer.{number}", torch.full((300, 1000), float(number))) for number in range(4)]
 
@@ -27,7 +30,8 @@ class VerlsExtension:
                 raise ValueError(f"bucket {bucket} is not wanted")
 
         take()
-        receiver = BucketedWeightReceiver(self.zmq_handle, torch.device("cpu"), use_shm=True)
+        receiver_class = bucketed_weight_transfer.BucketedWeightReceiver
+        receiver = receiver_class(self.zmq_handle, torch.device("cpu"), use_shm=True)
         receiver.receive_weights(take)
 
     def _get_zmq_handle(self):
@@ -72,3 +76,21 @@ def test_the_sender_raises_what_the_receiver_failed_of(sync, bucket):
     with pytest.raises(WeightSyncError, match=f"ValueError: bucket {bucket} is not wanted"):
         sync(bucket)
     sync(engine="another")  # the next one works
+
+
+def test_a_head_goes_behind_the_policy(monkeypatch):
+    sent = []
+
+    async def update_weights(self, weights, **kwargs):
+        sent.append(([name for name, _ in weights], kwargs))
+
+    monkeypatch.setattr(ServerAdapter, "update_weights", update_weights)
+    adapter = object.__new__(SamServerAdapter)
+    policy = [("a", torch.zeros(1))]
+    asyncio.run(adapter.update_weights(iter(policy), global_steps=3))
+    adapter.head_weights = lambda: iter([(PREFIX + "fc.weight", torch.ones(1))])
+    asyncio.run(adapter.update_weights(iter(policy), global_steps=4))
+    assert sent == [
+        (["a"], {"global_steps": 3}),
+        (["a", f"{PREFIX}fc.weight"], {"global_steps": 4}),
+    ]
