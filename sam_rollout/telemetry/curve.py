@@ -47,16 +47,10 @@ class RunningCurve:
         return max(float(self.high.max()), self.tail_threshold, 1)
 
 
-def running_curve(
-    engine_steps: Iterable[pa.Table],
-    *,
-    tail_threshold: int,
-    split: str = "train",
-    points: int = MAX_POINTS,
-) -> RunningCurve | None:
+def running_curve(engine_steps: Iterable[pa.Table], *, tail_threshold: int) -> RunningCurve | None:
     """Return the curve of a training step's engine steps (all replicas); None if there are none."""
     table = pa.concat_tables([ENGINE_STEPS.empty_table(), *engine_steps])
-    table = of_split(table, split)
+    table = of_split(table, "train")
     if not table.num_rows:
         return None
     table = table.sort_by([("replica", "ascending"), ("time_s", "ascending")])
@@ -68,7 +62,7 @@ def running_curve(
     }  # fmt: skip
     started = column["time_s"] - column["duration_s"]
     begin, end = started.min(), column["time_s"].max()
-    cells = min(points, max(len(started), 2))
+    cells = min(MAX_POINTS, max(len(started), 2))
     instants = begin + (np.arange(cells) + 0.5) * (end - begin) / cells
     tail = tail_mask(
         column["scheduled"], column["waiting"], column["prompt_tokens"], tail_threshold

@@ -315,16 +315,11 @@ _TRAINER = (
 )  # fmt: skip
 
 
-def _declarations() -> list[Metric]:
-    metrics = [
-        one if one.name.startswith("compare/") else replace(one, name=f"sam/{one.name}")
-        for one in (*_ENGINE, *_DRAFT, *_HEAD_TRAINING, *_GATE, *_TRAINER)
-    ]
-    order = list(GROUPS)
-    return sorted(metrics, key=lambda metric: order.index(metric.group))
-
-
-METRICS: tuple[Metric, ...] = tuple(_declarations())
+_ALL = [
+    one if one.name.startswith("compare/") else replace(one, name=f"sam/{one.name}")
+    for one in (*_ENGINE, *_DRAFT, *_HEAD_TRAINING, *_GATE, *_TRAINER)
+]
+METRICS = tuple(sorted(_ALL, key=lambda metric: list(GROUPS).index(metric.group)))
 _BY_NAME = {metric.name: metric for metric in METRICS}
 _FAMILIES = [
     (re.compile(re.escape(metric.name).replace(place, f"(?:{pattern})")), metric)
