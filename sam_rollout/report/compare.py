@@ -16,9 +16,8 @@ from sam_rollout.core.json_values import measured
 from sam_rollout.core.statistics import Estimate, Gain, Sides, difference, gain
 from sam_rollout.report import fairness
 from sam_rollout.report.fairness import Finding
-from sam_rollout.report.lossless import Losslessness, losslessness
-from sam_rollout.report.pairing import Both
-from sam_rollout.report.runs import Run, held_out_names, load_side
+from sam_rollout.report.lossless import Losslessness
+from sam_rollout.report.runs import Both, Run, held_out_names, load_side
 from sam_rollout.telemetry.records import RunFolderError
 
 
@@ -200,19 +199,18 @@ def compare_folders(
             f"{folders}: no training step left to compare: {len(common)} in common, "
             f"{len(skipped)} skipped"
         )
-    both = Both(base_runs, sam_runs, steps)
-    kinds = (*QUANTITIES, *map(_held_out, held_out_names(both.names())))
-    lossless = losslessness(both)
-    findings = fairness.findings(both, lossless)
+    case = fairness.Case(base_runs, sam_runs, steps)
+    kinds = (*QUANTITIES, *map(_held_out, held_out_names(case.names())))
+    findings = fairness.findings(case)
     return Comparison(
         base=base_runs,
         sam=sam_runs,
         steps=steps,
         skipped=skipped,
         findings=sorted(findings, key=lambda one: fairness.SEVERITIES.index(one.severity)),
-        times=[row for kind in TIMES if (row := _time_row(kind, both))],
-        quantities=[found for kind in kinds if (found := _quantity_row(kind, both))],
-        lossless=lossless,
+        times=[row for kind in TIMES if (row := _time_row(kind, case))],
+        quantities=[found for kind in kinds if (found := _quantity_row(kind, case))],
+        lossless=case.lossless,
     )
 
 
@@ -265,3 +263,15 @@ def _facts(run: Run) -> dict[str, Any]:
         "host": start.host,
         "problems": run.problems,
     }
+
+
+def number(value: float, sign: str = "") -> str:
+    """Format a number with three significant digits, and as a whole number from 100 on."""
+    return f"{value:{sign},.0f}" if abs(value) >= 100 else f"{value:{sign}.3g}"
+
+
+def interval(estimate: Estimate, factor: float = 1.0, form: str = "+.1f") -> str:
+    """Format an interval as " [low, high]"; return an empty text if there is none."""
+    if estimate.low is None or estimate.high is None:
+        return ""
+    return f" [{factor * estimate.low:{form}}, {factor * estimate.high:{form}}]"

@@ -9,8 +9,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from sam_rollout.core.statistics import Estimate, Gain
-from sam_rollout.report.compare import Comparison, Spread
-from sam_rollout.report.number_format import interval, number
+from sam_rollout.report.compare import Comparison, Spread, interval, number
 from sam_rollout.report.verdict_sentences import sentences
 
 

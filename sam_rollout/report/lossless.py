@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 
 from sam_rollout.config import sampler_of_today
-from sam_rollout.report.pairing import Both, whole_steps
-from sam_rollout.report.runs import Run, partners
+from sam_rollout.report.runs import Both, Run, partners, whole_steps
 from sam_rollout.telemetry.records import value_at
 
 # verl's trainer mode, as runs record it; runs of other recipes may record none.

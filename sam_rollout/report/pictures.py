@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from sam_rollout.report.charts import COLOURS, STYLE, Side, draw, rollout_curve
-from sam_rollout.report.compare import Comparison
-from sam_rollout.report.number_format import interval, number
+from sam_rollout.report.compare import Comparison, interval, number
 from sam_rollout.report.panels import SECTIONS, SUMMARY, Panel
 from sam_rollout.report.runs import Run, load_run
 from sam_rollout.telemetry.baseline import Baseline
