@@ -5,8 +5,8 @@ import pytest
 
 from sam_rollout.core.composition import compose
 from sam_rollout.doctor import Question, examination, examine
+from sam_rollout.doctor.host import ProbeError, run_python
 from sam_rollout.doctor.printed_checks import ok
-from sam_rollout.doctor.probe import ProbeError, run_python
 
 CPU = Question("cpu")
 
