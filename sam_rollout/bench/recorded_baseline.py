@@ -99,11 +99,7 @@ class Baseline:
 
 
 def read_baseline(path: Path, most: int | None = None) -> Baseline:
-    """Read a run folder.
-
-    Args:
-        path: The run folder.
-        most: Number of training steps, from the first on; None takes all.
+    """Read a run folder; `most` is the number of training steps, from the first on.
 
     Raises:
         BaselineError: The run drafted, or has no recorded texts or steps.

@@ -11,8 +11,9 @@ from sam_rollout.commands.command_line import (
     PrintJsonOption,
     one_line_errors,
     wide_console,
+    write_json,
 )
-from sam_rollout.core.json_values import dumps, measured
+from sam_rollout.core.json_values import measured
 
 DRAFTS = [1, 3, 8]
 
@@ -58,9 +59,8 @@ def check_operators(
         typer.echo(f"sam-rollout: {error}", err=True)
         raise typer.Exit(2) from error
     program.show(result, wide_console(), limit)
-    if json_path is not None:
-        with one_line_errors():
-            json_path.write_text(dumps(measured(result), indent=1) + "\n", encoding="utf-8")
+    with one_line_errors():
+        write_json(json_path, measured(result))
     if limit is not None and program.exceeds(result, limit):
         raise typer.Exit(1)
 

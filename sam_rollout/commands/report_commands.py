@@ -110,7 +110,7 @@ def simulate(
     from sam_rollout.bench.forecast import forecast
 
     with one_line_errors(ValueError):
-        forecast(run, steps, wide_console(), json_path)
+        write_json(json_path, forecast(run, steps, wide_console()))
 
 
 def reference(
