@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from sam_rollout.telemetry.records import RunFolder
+from sam_rollout.telemetry.records import RunFolder, value_at
 from sam_rollout.telemetry.traces import Trace
 
 SAME = 1.25  # steps are similar if their numbers of requests differ by less than this factor
@@ -107,7 +107,7 @@ def read_baseline(path: Path, most: int | None = None) -> Baseline:
     """
     folder = RunFolder(path)
     config = folder.read_starts()[0].config
-    if (config.get("sam") or {}).get("enabled"):
+    if value_at(config, "sam.enabled"):
         raise BaselineError(f"{path}: drafts were made in this run; name one with sam=off")
     texts = folder.read("traces").to_pandas()
     texts = texts[(texts["split"] == "train") & (texts["response_ids"].map(len) > 0)]
@@ -130,14 +130,13 @@ def read_baseline(path: Path, most: int | None = None) -> Baseline:
         )
         for step, rows in texts.groupby("step")
     ]
-    rollout = (config.get("actor_rollout_ref") or {}).get("rollout") or {}
-    telemetry = config.get("rollout_telemetry") or {}
+    limit = value_at(config, "actor_rollout_ref.rollout.max_num_seqs") or DEFAULT_LIMIT
     return Baseline(
         times,
         tuple(rollouts[:most]),
         len(engines),
-        int(rollout.get("max_num_seqs") or DEFAULT_LIMIT),
-        int(telemetry.get("tail_threshold", 8)),
+        int(limit),
+        int(value_at(config, "rollout_telemetry.tail_threshold", 8)),
     )
 
 
