@@ -70,7 +70,8 @@ class Rollout:
         counters: Counter's name -> its increase in this training step, summed over replicas.
         has_drafter: bool [steps], whether the engine has a drafter.
         gate_open: bool [steps], whether the gate was open; False without a drafter.
-        slowest: bool [steps], whether the replica with the largest busy time ran the step.
+        slowest: bool [steps], whether the replica with the largest busy time (the first one of
+            several) ran the step.
         tail: bool [steps], whether the engine step is in the long tail.
         bulk: bool [steps], the complement of `tail`.
     """
@@ -91,7 +92,9 @@ class Rollout:
         gate_open = self._steps["gate_open"]
         self.has_drafter = pc.is_valid(gate_open).to_numpy()
         self.gate_open = pc.fill_null(gate_open, False).to_numpy()
-        self.slowest = _slowest(self.replica, self.duration_s)
+        replicas, index = np.unique(self.replica, return_inverse=True)
+        busy_s = np.bincount(index, weights=self.duration_s)  # [replicas]
+        self.slowest = self.replica == (replicas[busy_s.argmax()] if len(replicas) else -1)
         self.tail = tail_mask(self.scheduled, self.waiting, self.prompt_tokens, tail_threshold)
         self.bulk = ~self.tail
 
@@ -130,15 +133,6 @@ class Rollout:
         if any(self.counters.get(name) for name in _HIDDEN_WORK):
             return None
         return seconds_without_drafts(self)
-
-
-def _slowest(replica: np.ndarray, duration_s: np.ndarray) -> np.ndarray:
-    """Return which steps the slowest replica (the first one of several) ran, bool [steps]."""
-    if not len(replica):
-        return np.zeros(0, dtype=bool)
-    numbers, index = np.unique(replica, return_inverse=True)
-    busy_s = np.bincount(index, weights=duration_s)  # [replicas]
-    return replica == numbers[busy_s.argmax()]
 
 
 def _summed(counted: Iterable[Mapping[str, float]]) -> dict[str, float]:
