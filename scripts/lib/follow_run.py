@@ -56,7 +56,9 @@ class Follower:
         try:
             steps = self._folder.read_train_steps()
         except RunFolderError:
-            return  # No step has ended yet.
+            steps = {}
+        if not steps:  # no step has ended yet, or the first one is being written
+            return
         # The number of steps is None if the number of epochs decides when the run ends.
         total = self._folder.read_starts()[-1].config["trainer"]["total_training_steps"]
         for step, metrics in sorted(steps.items())[self._shown :]:
