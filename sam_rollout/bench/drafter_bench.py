@@ -41,12 +41,9 @@ def measure(
     costs: CostSizes,
     progress: Callable[[str], object] = lambda part: None,
 ) -> dict[str, Any]:
-    """Measure acceptance and times of the installed sides; return JSON values.
+    """Measure acceptance and times of the installed sides on sets of texts; return JSON values.
 
-    Args:
-        sets: Name -> texts.
-        costs: Sizes of the timed calls.
-        progress: Called with the name of each part before it is measured.
+    `progress` gets the name of each part before the part is measured.
     """
     there, missing = sides.available()
     sizes, acceptance = [], []
@@ -134,12 +131,7 @@ def show(result: dict[str, Any], console: Console) -> None:
 def pivot(
     rows: Iterable[dict[str, Any]], down: Sequence[str], across: Sequence[str]
 ) -> tuple[dict[tuple, dict[tuple, dict[str, Any]]], list[tuple]]:
-    """Arrange rows of a result as a table.
-
-    Args:
-        rows: The rows.
-        down: Keys whose values name a line.
-        across: Keys whose values name a column.
+    """Arrange rows as a table; `down` and `across` are the keys that name lines and columns.
 
     Returns:
         A tuple (cells, columns): `cells[line][column]` is a row, `columns` lists all columns. Lines
