@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from sam_rollout.config import sampler_of_today
 from sam_rollout.report.runs import Both, Run, partners, whole_steps
 from sam_rollout.telemetry.records import value_at
 
 # verl's trainer mode, as runs record it; runs of other recipes may record none.
-SYNCHRONOUS = ("sync", None)
+SYNCHRONOUS = {"sync", None}
 TOKEN_IDS, LENGTHS = "token ids", "lengths"  # the two ways to compare responses
 IDENTITY = ["step", "group", "sibling"]
 
@@ -75,19 +74,12 @@ def losslessness(both: Both) -> Losslessness:
     base, sam, steps = both.base, both.sam, both.steps
     pairs = [(base[one], sam[other]) for one, other in partners(base, sam)]
     controls = [(side[0], other) for side in (base, sam) for other in side[1:]]
-    couplings = {
-        sampler_of_today(
-            value_at(run.start.config, "rollout_sampler.kind"),
-            value_at(run.start.config, "coupling"),
-        )[1]
-        for run in both.runs
-    }
+    configs = [run.start.config for run in both.runs]
+    couplings = {config.get("coupling") or "none" for config in configs}
+    modes = {value_at(config, "trainer.v1.trainer_mode") for config in configs}
     return Losslessness(
         len(couplings) == 1 and couplings != {"none"},
-        any(
-            value_at(run.start.config, "trainer.v1.trainer_mode") not in SYNCHRONOUS
-            for run in both.runs
-        ),
+        not modes <= SYNCHRONOUS,
         [found for pair in pairs for found in _compared(pair, steps)],
         [found for pair in controls for found in _compared(pair, steps)],
     )
