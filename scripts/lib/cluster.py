@@ -47,11 +47,6 @@ CPU_DEVICE = ["--num-cpus=16", "--object-store-memory=500000000"]
 SHOWN_VARIABLES = ("ASCEND_", "GLOO_", "HCCL_", "LD_PRELOAD", "NCCL_", "RAY_", "TP_SOCKET_")
 
 
-def folder(port: int) -> Path:
-    """Return this user's folder for a cluster with this port."""
-    return Path(tempfile.gettempdir()) / f"sam-ray-{os.getuid()}-{port}"
-
-
 def is_open(address: str, port: int) -> bool:
     """Return whether a program listens on this port."""
     try:
@@ -71,7 +66,8 @@ class Part:
         if self.rank == 0 and not options.config:
             raise ClusterError("nothing to run: give --config experiment=... [overrides]")
         self.devices, self.resource = options.devices_per_node, common.RESOURCES[options.device]
-        self.folder = folder(self.port)
+        # Each user has a folder for each cluster, by its port.
+        self.folder = Path(tempfile.gettempdir()) / f"sam-ray-{os.getuid()}-{self.port}"
         # The length of sockets' paths is limited.
         self.ray_folder, self.ray_log = self.folder / "ray", self.folder / "ray-start.log"
 
