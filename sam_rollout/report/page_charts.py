@@ -45,7 +45,7 @@ def charts(comparison: Comparison) -> dict[str, list[Chart]]:
     both = sides(comparison)
     found: dict[str, list[Chart]] = {}
     for section in SECTIONS:
-        found[section.title] = drawn = []
+        drawn = found.setdefault(section.title, [])
         for panel in (panel.of_both_sides() for panel in section.panels):
             if any(side.curve if panel.picture else side.shown(panel) for side in both):
                 result = [f"{heading(comparison, panel)[0]}."] if panel.row else []
