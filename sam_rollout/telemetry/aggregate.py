@@ -41,11 +41,15 @@ def aggregate(
         drafter_counters: Replica -> name of a counter, without `sam/` -> its increase in this step.
         split: "train" or "val"; rows of the other split are ignored.
     """
+    counters: dict[str, float] = {}
+    for of_replica in (drafter_counters or {}).values():
+        for name, count in of_replica.items():
+            counters[name] = counters.get(name, 0.0) + count
     rollout = Rollout(
         of_split(pa.concat_tables([ENGINE_STEPS.empty_table(), *engine_steps]), split),
         of_split(pa.concat_tables([REQUESTS.empty_table(), *requests]), split),
         tail_threshold,
-        _summed((drafter_counters or {}).values()),
+        counters,
     )
     values = dict(rollout.counters)
     for metric in METRICS:
@@ -133,11 +137,3 @@ class Rollout:
         if any(self.counters.get(name) for name in _HIDDEN_WORK):
             return None
         return seconds_without_drafts(self)
-
-
-def _summed(counted: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    totals: dict[str, float] = {}
-    for counters in counted:
-        for name, value in counters.items():
-            totals[name] = totals.get(name, 0.0) + value
-    return totals
