@@ -8,8 +8,6 @@ are our drafter with a gate that never opens and with a gate that is always open
 an EAGLE-3 head. Only steps in which all requests decode are counted.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import time

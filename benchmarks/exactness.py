@@ -12,8 +12,6 @@ is at most twice the total variation distance (TV). The program also reports the
 tokens before the first change. ``--check`` fails if two rows contradict docs/verification.md.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from functools import partial

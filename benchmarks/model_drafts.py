@@ -11,8 +11,6 @@ The program also compares ways to draft a token from the head's distribution: it
 token drawn with the target's noise, a token drawn with other noise, and rejection sampling.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from benchmarks import measuring

@@ -9,8 +9,6 @@ gate (`on`) and with a gate that never opens (`matched`). It fails if a text dif
 takes longer than `matched` (see `LEAST`).
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from argparse import Namespace

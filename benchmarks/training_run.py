@@ -1,7 +1,5 @@
 """Runs the recipe once in a separate process, and measures its engine's processor time."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -11,8 +11,6 @@ are below the best score. Rounding can change the choice only between nearly equ
 A larger distance therefore shows an error.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from dataclasses import replace

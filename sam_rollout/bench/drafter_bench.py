@@ -4,8 +4,6 @@ All drafters, called sides, read the same texts in the same order. Acceptance co
 replay (`replay.py`) and does not depend on the machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple

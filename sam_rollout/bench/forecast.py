@@ -1,19 +1,17 @@
 """The command `simulate`, which makes a forecast for a run folder."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
 
 from sam_rollout.bench.recorded_baseline import Baseline, read_baseline
 from sam_rollout.bench.simulated_engine import Outcome, sample
 from sam_rollout.report.comparison_tables import Table, print_table
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 def forecast(path: Path, steps: int | None, console: Console) -> dict[str, Any]:
@@ -23,9 +21,6 @@ def forecast(path: Path, steps: int | None, console: Console) -> dict[str, Any]:
         BaselineError: The run cannot be replayed.
         RunFolderError: The folder is no run folder.
     """
-    from rich.console import Console
-    from rich.progress import Progress
-
     run = read_baseline(path, steps)
     responses = sum(len(one) for rollout in run.rollouts for one in rollout.rounds)
     outcomes: list[list[Outcome]] = []

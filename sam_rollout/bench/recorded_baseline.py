@@ -1,7 +1,5 @@
 """Reads the step times and the texts of a recorded run without drafts."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path

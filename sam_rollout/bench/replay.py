@@ -4,8 +4,6 @@ A draft is accepted up to its first mismatch, and the model adds one bonus token
 begins with its prompt and one response token, as after prefill.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

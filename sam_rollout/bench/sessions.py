@@ -1,7 +1,5 @@
 """The interface of drafters in a replay, and our own drafter, fed with recorded responses."""
 
-from __future__ import annotations
-
 import dataclasses
 import tempfile
 import time

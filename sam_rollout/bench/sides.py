@@ -4,8 +4,6 @@ All drafters are called once per step, with a batch of requests whose texts are 
 array. Drafters that are missing are listed with the reason.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping

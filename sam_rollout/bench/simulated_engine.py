@@ -5,8 +5,6 @@ the recorded text. A step takes the time of recorded steps that computed the sam
 plus the drafter's time on this machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 

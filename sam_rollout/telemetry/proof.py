@@ -1,7 +1,5 @@
 """Reports, in metrics and a log line, how responses change when sampled again without drafts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ The end of a file's name determines the format:
   optional. A run folder has such files below `sam/traces`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

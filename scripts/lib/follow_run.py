@@ -5,8 +5,6 @@
 The run writes its log to RUN_DIR/log.txt and its records below RUN_DIR/sam.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import time

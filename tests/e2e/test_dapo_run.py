@@ -1,7 +1,5 @@
 """Whole DAPO runs of the tiny model: Ray, Hydra, FSDP2, async vLLM server, dynamic sampling."""
 
-from __future__ import annotations
-
 import re
 from datetime import datetime
 
