@@ -63,8 +63,7 @@ _ADVICE = {
     "whether logits depend on the number of tokens scored",
 }
 # Counters of failures that switch a part off. After failures in other counters, parts stay on.
-_SWITCHED_OFF = ("draft/failures", "draft/record_failures", "draft/texts_failures",
-                 "gate/failures")  # fmt: skip
+_SWITCHED_OFF = ("draft/failures", "draft/record_failures", "draft/texts_failures", "gate/failures")
 # Metrics of this run and of the baseline: the mean absolute difference between the rollout's and
 # the trainer's probability of a token. In bf16 it is about 0.003 to 0.01.
 _OWN, _BASELINES = "training/rollout_probs_diff_mean", "compare/probs_diff_baseline"
