@@ -120,22 +120,13 @@ def read_baseline(path: Path, most: int | None = None) -> Baseline:
     except BaselineError as error:
         raise BaselineError(f"{path}: {error}") from error
     engines = {replica: number for number, replica in enumerate(sorted(texts["replica"].unique()))}
-    rollouts = [
-        Rollout(
-            int(step),
-            tuple(_rounds(rows, engines)),
-            float(steps[steps["step"] == step].groupby("replica")["duration_s"].sum().max()),
-        )
-        for step, rows in texts.groupby("step")
-    ]
+    rollouts = []
+    for step, rows in texts.groupby("step"):
+        busy_s = steps[steps["step"] == step].groupby("replica")["duration_s"].sum()
+        rollouts.append(Rollout(int(step), tuple(_rounds(rows, engines)), float(busy_s.max())))
     limit = value_at(config, "actor_rollout_ref.rollout.max_num_seqs") or DEFAULT_LIMIT
-    return Baseline(
-        times,
-        tuple(rollouts[:most]),
-        len(engines),
-        int(limit),
-        int(value_at(config, "rollout_telemetry.tail_threshold", 8)),
-    )
+    tail_threshold = int(value_at(config, "rollout_telemetry.tail_threshold", 8))
+    return Baseline(times, tuple(rollouts[:most]), len(engines), int(limit), tail_threshold)
 
 
 def _rounds(rows: pd.DataFrame, engines: dict[int, int]) -> Iterator[tuple[Response, ...]]:

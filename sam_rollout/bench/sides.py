@@ -36,15 +36,10 @@ def _own(
 ) -> OwnSession:
     """Open a session with the source `own`, the given sources, and a gate that is always open."""
     more = {name: {"enabled": True, **fields} for name, fields in sources.items()}
-    config = SamConfig.from_mapping(
-        {
-            "max_draft_tokens": k,
-            "draft_policy": policy,
-            "gate": {"kind": "threshold", "threshold": max_rows},
-            "sources": {**sources_of("own").to_mapping(), **more},
-        }
-    )
-    return OwnSession(config, max_rows, max_length)
+    settings = {"max_draft_tokens": k, "draft_policy": policy}
+    settings["gate"] = {"kind": "threshold", "threshold": max_rows}
+    settings["sources"] = {**sources_of("own").to_mapping(), **more}
+    return OwnSession(SamConfig.from_mapping(settings), max_rows, max_length)
 
 
 class _FirstOccurrence(Session):

@@ -178,11 +178,10 @@ class Comparison(Both):
         )
 
 
-def compare_folders(
-    base: str | Path | Iterable[str | Path],
-    sam: str | Path | Iterable[str | Path],
-    skip_first: int = 0,
-) -> Comparison:
+Folders = str | Path | Iterable[str | Path]  # of one run, or of several
+
+
+def compare_folders(base: Folders, sam: Folders, skip_first: int = 0) -> Comparison:
     """Compare the runs of both sides over their common steps, without the first `skip_first`.
 
     Raises:
@@ -219,10 +218,8 @@ def _held_out(name: str) -> Compared:
 
 
 def _row(kind: Compared, name: str, values: Sides) -> dict[str, Any]:
-    row = Row(
-        kind.key, kind.title, name, values.shape[2], _spread(values.base), _spread(values.sam)
-    )
-    return vars(row)
+    spreads = _spread(values.base), _spread(values.sam)
+    return vars(Row(kind.key, kind.title, name, values.shape[2], *spreads))
 
 
 def _time_row(kind: Compared, both: Both) -> TimeRow | None:
@@ -231,12 +228,8 @@ def _time_row(kind: Compared, both: Both) -> TimeRow | None:
     (values,) = both.sides(name)
     spent, tokens = both.first(kind.spent), both.first(kind.tokens)
     equal = gain(*both.sides(spent, tokens)) if spent and tokens else None
-    return TimeRow(
-        **_row(kind, name, values),
-        raw=gain(values),
-        tokens=tokens if equal else None,
-        equal_tokens=equal,
-    )
+    tokens = tokens if equal else None
+    return TimeRow(**_row(kind, name, values), raw=gain(values), tokens=tokens, equal_tokens=equal)
 
 
 def _quantity_row(kind: Compared, both: Both) -> QuantityRow | None:

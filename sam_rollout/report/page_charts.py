@@ -64,9 +64,8 @@ def _as_svg(panel: Panel, both: Sequence[Side]) -> Markup:
         if not set(labels) <= {"BASE", "SAM"}:  # BASE and SAM need no legend
             figure.legend(handles, labels, loc="outside lower left", ncols=2)
         file = io.StringIO()
-        figure.savefig(
-            file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        )
+        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(file, format="svg", metadata=no_metadata)
     text = file.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r' (width|height)="[\d.]+pt"', "", text, count=2)

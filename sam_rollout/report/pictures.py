@@ -87,11 +87,10 @@ def sides(comparison: Comparison, names: Sequence[str] = ("BASE", "SAM")) -> lis
     """Return both sides for charts."""
     steps = comparison.steps
     middle = steps[len(steps) // 2]
+    both = zip(names, (BASE, SAM), (comparison.base, comparison.sam), strict=True)
     return [
         Side(name, colour, [run.steps for run in runs], steps, rollout_curve(runs[0], middle))
-        for name, colour, runs in zip(
-            names, (BASE, SAM), (comparison.base, comparison.sam), strict=True
-        )
+        for name, colour, runs in both
     ]
 
 

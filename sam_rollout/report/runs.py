@@ -139,20 +139,14 @@ class Both:
 
     def first(self, names: Sequence[str]) -> str | None:
         """Return the first metric of `names` for which at least one step has values of all runs."""
-        known = self.names()
-        return next(
-            (name for name in names if name in known and len(self.every(name).dropna())), None
-        )
+        known = [name for name in names if name in self.names()]
+        return next((name for name in known if len(self.every(name).dropna())), None)
 
     def every(self, name: str) -> pd.DataFrame:
         """Return a metric of all runs, a row per training step and a column per (side, name)."""
-        return pd.DataFrame(
-            {
-                (side, run.name): run.values(name, self.steps)
-                for side, runs in zip(SIDES, (self.base, self.sam), strict=True)
-                for run in runs
-            }
-        )
+        sides = zip(SIDES, (self.base, self.sam), strict=True)
+        runs = [(side, run) for side, some in sides for run in some]
+        return pd.DataFrame({(side, run.name): run.values(name, self.steps) for side, run in runs})
 
     def sides(self, *names: str) -> list[Sides]:
         """Return the values of metrics over the steps for which every run has all of them."""
@@ -160,9 +154,7 @@ class Both:
         whole = pd.concat(frames, axis=1).notna().all(axis=1)
         paired = seeds_in_pairs(self.base, self.sam)
         known = [frame[whole] for frame in frames]
-        return [
-            Sides(frame["base"].to_numpy().T, frame["sam"].to_numpy().T, paired) for frame in known
-        ]
+        return [Sides(one["base"].to_numpy().T, one["sam"].to_numpy().T, paired) for one in known]
 
 
 def whole_steps(run: Run, rows: pd.DataFrame, steps: list[int]) -> list[int]:

@@ -115,9 +115,8 @@ class Rollout:
 
     def by_source(self, kind: str) -> dict[str, float]:
         """Return the draft tokens of every source; `kind` is "drafted" or "accepted"."""
-        return dict.fromkeys(NAMES, 0.0) | dict(
-            zip(NAMES, self.sums(f"{kind}_per_source"), strict=False)
-        )
+        sums = self.sums(f"{kind}_per_source")
+        return dict.fromkeys(NAMES, 0.0) | dict(zip(NAMES, sums, strict=False))
 
     def counted_ratio(self, above: str, below: str, factor: float = 1.0) -> float | None:
         """Return `factor` times the quotient of two counters; None if the run lacks them."""

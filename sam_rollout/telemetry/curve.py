@@ -71,15 +71,8 @@ def running_curve(engine_steps: Iterable[pa.Table], *, tail_threshold: int) -> R
         running[row] = np.where(under_way, rollout.running[step], 0)
         if rollout.slowest[first]:
             in_tail = under_way & rollout.tail[step]
-    return RunningCurve(
-        time_s=instants - begin,
-        mean=running.mean(axis=0),
-        low=running.min(axis=0),
-        high=running.max(axis=0),
-        tail=in_tail,
-        tail_threshold=tail_threshold,
-        engines=len(replicas),
-    )
+    mean, low, high = running.mean(axis=0), running.min(axis=0), running.max(axis=0)
+    return RunningCurve(instants - begin, mean, low, high, in_tail, tail_threshold, len(replicas))
 
 
 def plot(curve: RunningCurve, axis: "Axes", *, name: str = "", colour: str = _MEAN) -> None:

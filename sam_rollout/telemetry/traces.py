@@ -120,13 +120,9 @@ def _read(file: Path) -> Iterator[Trace]:
         except (ValueError, LookupError, AttributeError, StopIteration, RecursionError) as error:
             raise TraceError(f"{place}: {_EXPECTED}") from error
         group = entry.get("group")  # a trace without group is a group of its own
-        yield Trace(
-            f"{file.stem}-{number}" if group is None else str(group),
-            _number(entry, "sibling", place),
-            _ids(prompt, place),
-            _ids(response, place),
-            _number(entry, "step", place),
-        )
+        name = f"{file.stem}-{number}" if group is None else str(group)
+        sibling, step = (_number(entry, key, place) for key in ("sibling", "step"))
+        yield Trace(name, sibling, _ids(prompt, place), _ids(response, place), step)
 
 
 def _ids(values: Any, place: str) -> Int32Array:
