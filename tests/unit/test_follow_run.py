@@ -100,11 +100,6 @@ def test_the_command_ends_with_the_run(run):
     log(run, LOG["starting Ray"], "boom")
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(run.path), "--pid", str(ended.pid)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    command = [sys.executable, SCRIPT, run.path, "--pid", str(ended.pid)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "starting Ray" in done.stdout and done.stdout.endswith("boom\n")

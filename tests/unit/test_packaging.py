@@ -26,13 +26,8 @@ FORBIDDEN = {
 
 
 def committed_text_files():
-    listing = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     paths = [ROOT / name for name in listing.stdout.split("\0") if name]
     return [p for p in paths if p.is_file() and p.stat().st_size < MAX_TEXT_BYTES]
 
@@ -101,11 +96,8 @@ ASCEND_IMAGE = {
 
 def check_image(image, tmp_path, monkeypatch, project=str(ROOT / "pyproject.toml")):
     monkeypatch.setattr(vendor_environment, "installed_version", image.get)
-    monkeypatch.setattr(
-        vendor_environment,
-        "distributions",
-        lambda: [SimpleNamespace(metadata={"Name": n}, version=v) for n, v in image.items()],
-    )
+    found = [SimpleNamespace(metadata={"Name": n}, version=v) for n, v in image.items()]
+    monkeypatch.setattr(vendor_environment, "distributions", lambda: found)
     requirements, overrides = tmp_path / "requirements.txt", tmp_path / "overrides.txt"
     status = vendor_environment.main("ascend", project, requirements, overrides)
     if status:
