@@ -69,13 +69,10 @@ class Case:
         self.positions = torch.randint(1 << 15, (batch,), generator=generator).to(device)
         self.scratch = torch.empty(batch, vocabulary, device=device)
         rows = self.probabilities.view(batch, k + 1, vocabulary)
-        self.stock = stock_samplers.StockInput(
-            rows[:, :-1].reshape(-1, vocabulary),
-            self.draft_ids,
-            (torch.arange(1, batch + 1) * k).to(device),
-            self.draft_ids.new_zeros(batch, 1),
-            k,
-        )
+        drafted = rows[:, :-1].reshape(-1, vocabulary)
+        cumulative = (torch.arange(1, batch + 1) * k).to(device)
+        bonus = self.draft_ids.new_zeros(batch, 1)
+        self.stock = stock_samplers.StockInput(drafted, self.draft_ids, cumulative, bonus, k)
 
     def layout(self) -> DraftLayout:
         """Make the layout of the drafts."""

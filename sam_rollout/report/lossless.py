@@ -116,16 +116,11 @@ def _compare(names: Sequence[str], by: str, one: pd.Series, other: pd.Series) ->
     differ = [entry for entry, length in zip(both, common, strict=True) if length is not None]
     steps = [entry[0] for entry in (*differ, *unmatched)]
     same = [text for text, length in zip(left, common, strict=True) if length is None]
-    return Pair(
-        (names[0], names[1]),
-        by,
-        len(same),
-        len(both),
-        len(unmatched),
-        sum(int(text) if by == LENGTHS else len(text) for text in same),
-        int(min(steps)) if steps else None,
-        min(apart) if apart and by == TOKEN_IDS else None,
-    )
+    tokens = sum(int(text) if by == LENGTHS else len(text) for text in same)
+    counts = len(same), len(both), len(unmatched), tokens
+    first_step = int(min(steps)) if steps else None
+    first_difference = min(apart) if apart and by == TOKEN_IDS else None
+    return Pair((names[0], names[1]), by, *counts, first_step, first_difference)
 
 
 def _common(one: np.ndarray | int, other: np.ndarray | int) -> int | None:
