@@ -88,12 +88,8 @@ def accept(side: Side, episodes: list[Episode], k: int) -> dict[str, Any]:
     session = side.open(k, rows, longest + 64)
     for traces, step, measured in episodes:
         replay(session, traces, result if measured else Replay(), step)
-    return {
-        "mean_acceptance_length": result.mean_acceptance_length,
-        "drafted_per_step": result.drafted_per_step,
-        "steps": result.steps,
-        "tokens": result.tokens,
-    }
+    names = ("mean_acceptance_length", "drafted_per_step", "steps", "tokens")
+    return {name: getattr(result, name) for name in names}
 
 
 def episodes_of(traces: list[Trace]) -> list[Episode]:

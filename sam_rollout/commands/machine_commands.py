@@ -38,13 +38,11 @@ def check_operators(
     from sam_rollout.integrations.vllm.operators import operator_check as program
 
     try:
+        folder = model or str(recipe_folder() / "tiny_qwen3")
+        dtype = program.SHORT_DTYPES.get(dtype, dtype)
+        texts = tuple(draft_tokens), max_tokens, prompts
         check = program.OperatorCheck(
-            model or str(recipe_folder() / "tiny_qwen3"),
-            program.SHORT_DTYPES.get(dtype, dtype),
-            tuple(draft_tokens),
-            max_tokens,
-            prompts,
-            tensor_parallel_size=tensor_parallel_size,
+            folder, dtype, *texts, tensor_parallel_size=tensor_parallel_size
         )
         result = program.run(check)
     except Exception as error:  # exit status 1 would mean that the limit was exceeded

@@ -245,17 +245,10 @@ def _spread(values: np.ndarray) -> Spread:
 
 
 def _facts(run: Run) -> dict[str, Any]:
-    start = run.start
-    return {
-        "path": str(run.path),
-        "label": run.label,
-        "training_steps": run.training_steps,
-        "started_at": start.started_at,
-        "versions": start.versions,
-        "seeds": start.seeds,
-        "host": start.host,
-        "problems": run.problems,
-    }
+    own = {"path": str(run.path), "label": run.label, "training_steps": run.training_steps}
+    described = ("started_at", "versions", "seeds", "host")
+    start = {name: getattr(run.start, name) for name in described}
+    return {**own, **start, "problems": run.problems}
 
 
 def number(value: float, sign: str = "") -> str:

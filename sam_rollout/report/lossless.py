@@ -16,6 +16,7 @@ from sam_rollout.telemetry.records import value_at
 SYNCHRONOUS = {"sync", None}
 TOKEN_IDS, LENGTHS = "token ids", "lengths"  # the two ways to compare responses
 IDENTITY = ["step", "group", "sibling"]
+_COLUMNS = {("traces", "response_ids"): TOKEN_IDS, ("requests", "response_tokens"): LENGTHS}
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,7 @@ def losslessness(both: Both) -> Losslessness:
 def _compared(runs: Sequence[Run], steps: list[int]) -> Iterator[Pair]:
     """Compare two runs by token ids in steps whose texts both recorded, by lengths in others."""
     left = steps
-    for table, column, by in (
-        ("traces", "response_ids", TOKEN_IDS),
-        ("requests", "response_tokens", LENGTHS),
-    ):
+    for (table, column), by in _COLUMNS.items():
         tables = [getattr(run, table) for run in runs]
         known = [set(whole_steps(run, rows, left)) for run, rows in zip(runs, tables, strict=True)]
         both = sorted(set.intersection(*known))
