@@ -48,7 +48,6 @@ SHOWN_VARIABLES = ("ASCEND_", "GLOO_", "HCCL_", "LD_PRELOAD", "NCCL_", "RAY_", "
 
 
 def is_open(address: str, port: int) -> bool:
-    """Return whether a program listens on this port."""
     try:
         socket.create_connection((address, port), timeout=PROBE_S).close()
     except OSError:
@@ -57,8 +56,6 @@ def is_open(address: str, port: int) -> bool:
 
 
 class Part:
-    """This node's settings and commands."""
-
     def __init__(self, options: argparse.Namespace) -> None:
         common.check_options(options)
         self.options, self.rank, self.names = options, options.node_rank, options.names.split(",")
@@ -89,7 +86,6 @@ class Part:
         raise ClusterError(f"the head's address {name} means this node itself ({address}): {give}")
 
     def ray_command(self) -> list[str]:
-        """Return the command ``ray start`` of this node."""
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
         if self.rank == 0:
             command += ["--head", "--disable-usage-stats", f"--port={self.port}"]
@@ -119,7 +115,6 @@ class Part:
         return [sys.executable, "-m", *program, *size, *self.options.config]
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables of every process that this node starts."""
         return {
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": RAY_DRAIN_S,
             **os.environ,
@@ -189,7 +184,6 @@ class Watch:
         return {node["rank"]: node for node in sorted(nodes, key=lambda node: node["alive"])}
 
     def end(self) -> None:
-        """End the process that asks Ray for the nodes."""
         if self._process is not None:
             end(self._process, POLL_S)
 
@@ -274,7 +268,6 @@ def watch_job(
 
 
 def tell_loss(lost: list[str], part: Part) -> None:
-    """Say which nodes were lost, and how to continue."""
     names = ", ".join(lost)
     common.tell_error(
         f"{names} left the cluster while the job ran: Ray there died, or cannot be reached. "
@@ -389,7 +382,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run this node's part; return the exit status."""
     part = Part(options)
     if options.print:
         print(part.describe())

@@ -45,7 +45,6 @@ class Follower:
         self._complete = False
 
     def poll(self) -> None:
-        """Print new milestones and training steps."""
         text = self._log.read_text(errors="replace")
         for message, pattern in list(self._to_come.items()):
             if match := re.search(pattern, text):
@@ -90,7 +89,6 @@ def is_running(pid: int) -> bool:
 
 
 def main() -> None:
-    """Follow the run named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--pid", type=int, required=True, help="process of the run")
