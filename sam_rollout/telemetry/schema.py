@@ -104,16 +104,14 @@ _ENGINE = (
            lambda r: ratio(r.generation_tokens.sum(), r.duration_s[r.slowest].sum())),
     Metric("engine/preempted", "requests",
            "Preemptions. Above 0: the KV cache is too small; lower max_num_seqs or give it more "
-           "memory.", SUM,
-           lambda r: r.preempted.sum()),
+           "memory.", SUM, lambda r: r.preempted.sum()),
     Metric("engine/replicas", "replicas",
            "Replicas that ran at least one engine step. Fewer than the run has: look for the lost "
            "one.", SUM, lambda r: len(set(r.replica.tolist()))),
     *_of_phase("tail", "in", "Drafts should shorten it: if not, see gate and acceptance length."),
     Metric("tail/share", "1",
            "Share of the tail in the time of all replicas. A faster tail can save this share at "
-           "most.",
-           MEAN, lambda r: ratio(r.duration_s[r.tail].sum(), r.duration_s.sum())),
+           "most.", MEAN, lambda r: ratio(r.duration_s[r.tail].sum(), r.duration_s.sum())),
     *_of_phase("bulk", "outside", "If drafts make it longer, lower sam.gate.threshold."),
     Metric("gain/rollout_s_without_drafts", "s",
            "Estimate of engine/rollout_s without drafts.",
