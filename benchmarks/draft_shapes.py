@@ -8,8 +8,6 @@ On the device ``dear``, a step takes 5 ms, and 0.5 ms more for every scored toke
 drafting is measured on this machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

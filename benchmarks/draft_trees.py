@@ -10,8 +10,6 @@ the tiny model runs in vLLM, and all sides have to sample the same responses. ``
 if the gains are smaller than docs/results.md says.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 import tempfile

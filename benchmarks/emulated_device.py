@@ -6,8 +6,6 @@ of a draft head takes a tenth of `step_s`, and all its tokens are wrong. Launchi
 host busy for `launch_s`.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Sequence

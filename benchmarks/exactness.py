@@ -12,8 +12,6 @@ is at most twice the total variation distance (TV). The program also reports the
 tokens before the first change. ``--check`` fails if two rows contradict docs/verification.md.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -251,14 +249,9 @@ def main() -> None:
             if row := measure(pairs, DRAWS):
                 rows[source][name] = row
                 show(f"{source}, {name}", row)
-    record = {
-        "machine": machine("torch", "transformers"),
-        "setting": {
-            "vocabulary": VOCABULARY, "draws": DRAWS, "response": RESPONSE,
-            "texts": PROMPTS * SIBLINGS, "tokens": TOKENS,
-        },
-        "rows": rows,
-    }  # fmt: skip
+    setting = {"vocabulary": VOCABULARY, "draws": DRAWS, "response": RESPONSE}
+    setting |= {"texts": PROMPTS * SIBLINGS, "tokens": TOKENS}
+    record = {"machine": machine("torch", "transformers"), "setting": setting, "rows": rows}
     write_record(record, arguments.output)
 
 

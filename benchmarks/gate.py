@@ -9,8 +9,6 @@ themselves. ``mixed`` texts are sampled at T = 1. ``hopeless`` is ``mixed`` with
 drafts are all wrong. The first round is not counted. Each run adds its rounds to the record.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import os

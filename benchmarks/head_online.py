@@ -12,8 +12,6 @@ ids, rewards and gradient norms with those of the run without drafts. Each head 
 alone on new responses, before it learns from them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,16 +1,13 @@
 """Functions of all benchmarks: options, turns of sides, prompts, and records."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from sam_rollout.core.identity import RequestIdentity
+from sam_rollout.core.identity import RequestIdentity, identify
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RESULTS = REPOSITORY / "benchmarks" / "results"
@@ -96,8 +93,6 @@ def requests_of(
     prompts: Sequence[list[int]], siblings: int, step: int
 ) -> list[tuple[list[int], RequestIdentity]]:
     """Repeat each prompt `siblings` times; return each request's prompt and its identity."""
-    from sam_rollout.core.identity import identify
-
     return [
         (ids, identify(ids, seed=1, step=step, sibling=sibling, split="train"))
         for ids in prompts

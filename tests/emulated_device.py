@@ -1,7 +1,5 @@
 """vLLM's asynchronous path on a CPU, with replacements for a device's streams and events."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -1,7 +1,5 @@
 """Finds Megatron for tests of verl's Megatron engine on a CPU."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

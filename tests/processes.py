@@ -1,7 +1,5 @@
 """Runs functions in several processes of one torch.distributed group."""
 
-from __future__ import annotations
-
 import multiprocessing
 import queue
 import traceback

@@ -1,7 +1,5 @@
 """Makes records; columns that a test does not set have values that no test reads."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Downloads upstream's packages with pip."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 The counts come from the operations that PyTorch dispatches, which are the same on every device.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Measures the time of drafters, which take turns and are called as in an engine."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics

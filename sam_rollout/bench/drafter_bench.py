@@ -4,8 +4,6 @@ All drafters, called sides, read the same texts in the same order. Acceptance co
 replay (`replay.py`) and does not depend on the machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -41,12 +39,9 @@ def measure(
     costs: CostSizes,
     progress: Callable[[str], object] = lambda part: None,
 ) -> dict[str, Any]:
-    """Measure acceptance and times of the installed sides; return JSON values.
+    """Measure acceptance and times of the installed sides on sets of texts; return JSON values.
 
-    Args:
-        sets: Name -> texts.
-        costs: Sizes of the timed calls.
-        progress: Called with the name of each part before it is measured.
+    `progress` gets the name of each part before the part is measured.
     """
     there, missing = sides.available()
     sizes, acceptance = [], []
@@ -93,12 +88,8 @@ def accept(side: Side, episodes: list[Episode], k: int) -> dict[str, Any]:
     session = side.open(k, rows, longest + 64)
     for traces, step, measured in episodes:
         replay(session, traces, result if measured else Replay(), step)
-    return {
-        "mean_acceptance_length": result.mean_acceptance_length,
-        "drafted_per_step": result.drafted_per_step,
-        "steps": result.steps,
-        "tokens": result.tokens,
-    }
+    names = ("mean_acceptance_length", "drafted_per_step", "steps", "tokens")
+    return {name: getattr(result, name) for name in names}
 
 
 def episodes_of(traces: list[Trace]) -> list[Episode]:
@@ -134,12 +125,7 @@ def show(result: dict[str, Any], console: Console) -> None:
 def pivot(
     rows: Iterable[dict[str, Any]], down: Sequence[str], across: Sequence[str]
 ) -> tuple[dict[tuple, dict[tuple, dict[str, Any]]], list[tuple]]:
-    """Arrange rows of a result as a table.
-
-    Args:
-        rows: The rows.
-        down: Keys whose values name a line.
-        across: Keys whose values name a column.
+    """Arrange rows as a table; `down` and `across` are the keys that name lines and columns.
 
     Returns:
         A tuple (cells, columns): `cells[line][column]` is a row, `columns` lists all columns. Lines

@@ -4,8 +4,6 @@ It drafts like the reference recipe of the article "SAM投机推理", after Blum
 It serves for comparison only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 

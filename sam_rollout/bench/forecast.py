@@ -1,38 +1,26 @@
-"""The command `simulate`, which prints a forecast for a run folder as a table and JSON."""
-
-from __future__ import annotations
+"""The command `simulate`, which makes a forecast for a run folder."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
 
 from sam_rollout.bench.recorded_baseline import Baseline, read_baseline
 from sam_rollout.bench.simulated_engine import Outcome, sample
-from sam_rollout.core.json_values import dumps
 from sam_rollout.report.comparison_tables import Table, print_table
 
-if TYPE_CHECKING:
-    from rich.console import Console
 
-
-def forecast(path: Path, steps: int | None, console: Console, output: Path | None) -> None:
-    """Print the estimated gain of `sam=on` for a run without drafts.
-
-    Args:
-        path: Folder of the run.
-        steps: Number of training steps; None takes all.
-        console: Prints the table.
-        output: File for the results as JSON; None writes none.
+def forecast(path: Path, steps: int | None, console: Console) -> dict[str, Any]:
+    """Print the estimated gain of `sam=on` for a run without drafts; return it as JSON values.
 
     Raises:
         BaselineError: The run cannot be replayed.
         RunFolderError: The folder is no run folder.
     """
-    from rich.console import Console
-    from rich.progress import Progress
-
     run = read_baseline(path, steps)
     responses = sum(len(one) for rollout in run.rollouts for one in rollout.rounds)
     outcomes: list[list[Outcome]] = []
@@ -42,13 +30,12 @@ def forecast(path: Path, steps: int | None, console: Console, output: Path | Non
             outcomes.append(list(sample(run, drafts=drafts, progress=partial(bar.advance, task))))
     base, sam = outcomes
     print_table(_table(run, base, sam), console)
-    if output is not None:
-        rows = [
-            {"step": rollout.step, "recorded_s": rollout.recorded_s, "base": asdict(one),
-             "sam": asdict(other)}
-            for rollout, one, other in zip(run.rollouts, base, sam, strict=True)
-        ]  # fmt: skip
-        output.write_text(dumps({"steps": rows}, indent=1) + "\n", encoding="utf-8")
+    rows = [
+        {"step": rollout.step, "recorded_s": rollout.recorded_s, "base": asdict(one),
+         "sam": asdict(other)}
+        for rollout, one, other in zip(run.rollouts, base, sam, strict=True)
+    ]  # fmt: skip
+    return {"steps": rows}
 
 
 def _table(run: Baseline, base: Sequence[Outcome], sam: Sequence[Outcome]) -> Table:

@@ -1,7 +1,5 @@
 """Describes the machine for the record of a measurement."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import platform

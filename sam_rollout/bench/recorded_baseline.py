@@ -1,7 +1,5 @@
 """Reads the step times and the texts of a recorded run without drafts."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from sam_rollout.telemetry.records import RunFolder
+from sam_rollout.telemetry.records import RunFolder, value_at
 from sam_rollout.telemetry.traces import Trace
 
 SAME = 1.25  # steps are similar if their numbers of requests differ by less than this factor
@@ -99,11 +97,7 @@ class Baseline:
 
 
 def read_baseline(path: Path, most: int | None = None) -> Baseline:
-    """Read a run folder.
-
-    Args:
-        path: The run folder.
-        most: Number of training steps, from the first on; None takes all.
+    """Read a run folder; `most` is the number of training steps, from the first on.
 
     Raises:
         BaselineError: The run drafted, or has no recorded texts or steps.
@@ -111,7 +105,7 @@ def read_baseline(path: Path, most: int | None = None) -> Baseline:
     """
     folder = RunFolder(path)
     config = folder.read_starts()[0].config
-    if (config.get("sam") or {}).get("enabled"):
+    if value_at(config, "sam.enabled"):
         raise BaselineError(f"{path}: drafts were made in this run; name one with sam=off")
     texts = folder.read("traces").to_pandas()
     texts = texts[(texts["split"] == "train") & (texts["response_ids"].map(len) > 0)]
@@ -126,23 +120,13 @@ def read_baseline(path: Path, most: int | None = None) -> Baseline:
     except BaselineError as error:
         raise BaselineError(f"{path}: {error}") from error
     engines = {replica: number for number, replica in enumerate(sorted(texts["replica"].unique()))}
-    rollouts = [
-        Rollout(
-            int(step),
-            tuple(_rounds(rows, engines)),
-            float(steps[steps["step"] == step].groupby("replica")["duration_s"].sum().max()),
-        )
-        for step, rows in texts.groupby("step")
-    ]
-    rollout = (config.get("actor_rollout_ref") or {}).get("rollout") or {}
-    telemetry = config.get("rollout_telemetry") or {}
-    return Baseline(
-        times,
-        tuple(rollouts[:most]),
-        len(engines),
-        int(rollout.get("max_num_seqs") or DEFAULT_LIMIT),
-        int(telemetry.get("tail_threshold", 8)),
-    )
+    rollouts = []
+    for step, rows in texts.groupby("step"):
+        busy_s = steps[steps["step"] == step].groupby("replica")["duration_s"].sum()
+        rollouts.append(Rollout(int(step), tuple(_rounds(rows, engines)), float(busy_s.max())))
+    limit = value_at(config, "actor_rollout_ref.rollout.max_num_seqs") or DEFAULT_LIMIT
+    tail_threshold = int(value_at(config, "rollout_telemetry.tail_threshold", 8))
+    return Baseline(times, tuple(rollouts[:most]), len(engines), int(limit), tail_threshold)
 
 
 def _rounds(rows: pd.DataFrame, engines: dict[int, int]) -> Iterator[tuple[Response, ...]]:

@@ -4,8 +4,6 @@ A draft is accepted up to its first mismatch, and the model adds one bonus token
 begins with its prompt and one response token, as after prefill.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -45,10 +43,7 @@ class Replay:
 class Rows:
     """The running requests of a replay, in the rows of an engine's batch.
 
-    Args:
-        max_rows: Most requests that run at once.
-        length: Length of the longest text, tokens.
-        name: The beginning of all request ids.
+    `length` is that of the longest text in tokens, `name` the beginning of all request ids.
     """
 
     def __init__(self, max_rows: int, length: int, name: str) -> None:
@@ -132,9 +127,9 @@ def replay(
 
     Args:
         session: The drafter, which keeps the texts that it has seen before.
-        traces: The texts; those without response tokens are ignored.
+        traces: The texts; a text without response tokens is ignored.
         into: The sums to add to.
-        step: Number of the training step, for sources that use earlier steps.
+        step: Number of the training step.
         max_rows: Most requests that run at once; None runs all.
     """
     if not any(len(trace.response) for trace in traces):
@@ -162,13 +157,9 @@ def replay(
 def accepted_tokens(
     draft: Sequence[int], text: Sequence[int], parents: Sequence[int] | None = None
 ) -> int:
-    """Return how many draft tokens continue a text.
+    """Return how many draft tokens continue a text, the tokens that the model writes next.
 
-    Args:
-        draft: The draft tokens.
-        text: The tokens that the model writes next.
-        parents: In a tree, the index of each token's predecessor in the draft, -1 without one; None
-            for a chain.
+    In a tree, `parents` has the index of each token's predecessor in the draft, or -1.
     """
     last, accepted = -1, 0
     for place, token in enumerate(draft):

@@ -6,17 +6,16 @@ For comparison, the time to read all target probabilities and the time to copy o
 are measured.
 """
 
-from __future__ import annotations
-
 import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from rich.console import Console
 
 from sam_rollout.bench import stock_samplers
 from sam_rollout.bench.counting import count
@@ -30,9 +29,6 @@ from sam_rollout.verification import (
     verify_coupled,
     verify_vectorised,
 )
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 ACCEPTANCE = 0.7  # probability that a draft token is accepted
 DISTINCT_ROWS = 32  # number of different rows; further rows are copies with their own memory
@@ -73,13 +69,10 @@ class Case:
         self.positions = torch.randint(1 << 15, (batch,), generator=generator).to(device)
         self.scratch = torch.empty(batch, vocabulary, device=device)
         rows = self.probabilities.view(batch, k + 1, vocabulary)
-        self.stock = stock_samplers.StockInput(
-            rows[:, :-1].reshape(-1, vocabulary),
-            self.draft_ids,
-            (torch.arange(1, batch + 1) * k).to(device),
-            self.draft_ids.new_zeros(batch, 1),
-            k,
-        )
+        drafted = rows[:, :-1].reshape(-1, vocabulary)
+        cumulative = (torch.arange(1, batch + 1) * k).to(device)
+        bonus = self.draft_ids.new_zeros(batch, 1)
+        self.stock = stock_samplers.StockInput(drafted, self.draft_ids, cumulative, bonus, k)
 
     def layout(self) -> DraftLayout:
         """Make the layout of the drafts."""

@@ -1,7 +1,5 @@
 """The interface of drafters in a replay, and our own drafter, fed with recorded responses."""
 
-from __future__ import annotations
-
 import dataclasses
 import tempfile
 import time
@@ -91,8 +89,8 @@ class OwnSession(Session):
         max_length: Length of the longest text, tokens.
         now_s: A simulated clock for the gate `auto`, in seconds; None is the machine's clock.
         hooks: Functions of the engine.
-        record: Whether the session keeps records, as in a run. A session without records also ends
-            the training step when a batch shares no request with the batch before.
+        record: Whether the session keeps records. A session without records also ends the training
+            step when a batch shares no request with the batch before.
     """
 
     def __init__(

@@ -4,8 +4,6 @@ All drafters are called once per step, with a batch of requests whose texts are 
 array. Drafters that are missing are listed with the reason.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -38,15 +36,10 @@ def _own(
 ) -> OwnSession:
     """Open a session with the source `own`, the given sources, and a gate that is always open."""
     more = {name: {"enabled": True, **fields} for name, fields in sources.items()}
-    config = SamConfig.from_mapping(
-        {
-            "max_draft_tokens": k,
-            "draft_policy": policy,
-            "gate": {"kind": "threshold", "threshold": max_rows},
-            "sources": {**sources_of("own").to_mapping(), **more},
-        }
-    )
-    return OwnSession(config, max_rows, max_length)
+    settings = {"max_draft_tokens": k, "draft_policy": policy}
+    settings["gate"] = {"kind": "threshold", "threshold": max_rows}
+    settings["sources"] = {**sources_of("own").to_mapping(), **more}
+    return OwnSession(SamConfig.from_mapping(settings), max_rows, max_length)
 
 
 class _FirstOccurrence(Session):

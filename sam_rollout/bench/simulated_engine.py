@@ -5,8 +5,6 @@ the recorded text. A step takes the time of recorded steps that computed the sam
 plus the drafter's time on this machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -31,13 +29,7 @@ class Outcome:
 
 
 class Engine:
-    """A scheduler with continuous batching: a waiting request joins as soon as another one ends.
-
-    Args:
-        run: The recorded run, with times and limits.
-        name: A unique name.
-        drafts: Whether to draft.
-    """
+    """A scheduler with continuous batching: a waiting request joins as soon as another one ends."""
 
     def __init__(self, run: Baseline, name: str, *, drafts: bool) -> None:
         self._run, self.name = run, name
@@ -94,10 +86,8 @@ def sample(
 ) -> Iterator[Outcome]:
     """Simulate the rollouts of a run, one after the other.
 
-    Args:
-        run: The recorded run.
-        drafts: Whether the engines draft as with `sam=on`, also from earlier rollouts.
-        progress: Called with the number of responses after each round.
+    With `drafts`, the engines draft as with `sam=on`, also from earlier rollouts. `progress` gets
+    the number of responses after each round.
     """
     engines = [Engine(run, str(number), drafts=drafts) for number in range(run.engines)]
     for rollout in run.rollouts:

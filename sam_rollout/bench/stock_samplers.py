@@ -5,8 +5,6 @@ For machines without vLLM-Ascend, this module has a copy of the algorithm of its
 the same operations in the same order. The bonus token is an input, so its cost is not counted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version

@@ -5,13 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sam_rollout.commands.command_line import (
-    FiguresOption,
-    PrintJsonOption,
-    one_line_errors,
-    wide_console,
-    write_json,
-)
+from sam_rollout.commands import command_line as shared
 from sam_rollout.core.json_values import dumps
 
 app = typer.Typer(help="Measure parts of the rollout on this machine.", no_args_is_help=True)
@@ -31,7 +25,7 @@ def sampler(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     budget_s: Annotated[float, typer.Option(help="Seconds per sampler and size.")] = 3.0,
     vocabulary: Annotated[int, typer.Option(min=2, hidden=True)] = 151_936,
-    as_json: PrintJsonOption = False,
+    as_json: shared.PrintJsonOption = False,
 ) -> None:
     """Time the verification of drafts: ours, vLLM-Ascend's and vLLM's."""
     try:
@@ -47,12 +41,12 @@ def sampler(
     if as_json:
         typer.echo(dumps(result, indent=1))
     else:
-        program.show(result, wide_console())
+        program.show(result, shared.wide_console())
 
 
 @app.command()
 def drafter(
-    json_path: FiguresOption = None,
+    json_path: shared.FiguresOption = None,
     traces: Annotated[
         list[Path] | None,
         typer.Option(
@@ -67,12 +61,12 @@ def drafter(
     from sam_rollout.core.composition import ExperimentError, recipe_folder
     from sam_rollout.telemetry.traces import TraceError, read_sets
 
-    with one_line_errors(TraceError, ExperimentError):
+    with shared.one_line_errors(TraceError, ExperimentError):
         if json_path is not None and not json_path.parent.is_dir():  # fail before the measurement
             raise NotADirectoryError(f"{json_path}: {json_path.parent} is no folder")
         texts = read_sets(traces or [recipe_folder() / "tiny_qwen3.parquet"])
         costs = program.QUICK if quick else program.CostSizes()
-        with wide_console().status("starting") as status:
+        with shared.wide_console().status("starting") as status:
             result = program.measure(texts, costs, status.update)
-        program.show(result, wide_console())
-        write_json(json_path, result)
+        program.show(result, shared.wide_console())
+        shared.write_json(json_path, result)

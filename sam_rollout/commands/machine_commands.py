@@ -6,13 +6,8 @@ from typing import Annotated
 
 import typer
 
-from sam_rollout.commands.command_line import (
-    FiguresOption,
-    PrintJsonOption,
-    one_line_errors,
-    wide_console,
-)
-from sam_rollout.core.json_values import dumps, measured
+from sam_rollout.commands import command_line as shared
+from sam_rollout.core.json_values import measured
 
 DRAFTS = [1, 3, 8]
 
@@ -30,7 +25,7 @@ def check_operators(
     max_tokens: Annotated[int, typer.Option(min=1, help="Length of each text, tokens.")] = 512,
     prompts: Annotated[int, typer.Option(min=1, help="Number of texts, all at once.")] = 8,
     tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Devices.")] = 1,
-    json_path: FiguresOption = None,
+    json_path: shared.FiguresOption = None,
     limit: Annotated[
         float | None, typer.Option(help="Exit 1 if the maximum difference exceeds this.")
     ] = None,
@@ -43,13 +38,11 @@ def check_operators(
     from sam_rollout.integrations.vllm.operators import operator_check as program
 
     try:
+        folder = model or str(recipe_folder() / "tiny_qwen3")
+        dtype = program.SHORT_DTYPES.get(dtype, dtype)
+        texts = tuple(draft_tokens), max_tokens, prompts
         check = program.OperatorCheck(
-            model or str(recipe_folder() / "tiny_qwen3"),
-            program.SHORT_DTYPES.get(dtype, dtype),
-            tuple(draft_tokens),
-            max_tokens,
-            prompts,
-            tensor_parallel_size=tensor_parallel_size,
+            folder, dtype, *texts, tensor_parallel_size=tensor_parallel_size
         )
         result = program.run(check)
     except Exception as error:  # exit status 1 would mean that the limit was exceeded
@@ -57,10 +50,9 @@ def check_operators(
             traceback.print_exc()
         typer.echo(f"sam-rollout: {error}", err=True)
         raise typer.Exit(2) from error
-    program.show(result, wide_console(), limit)
-    if json_path is not None:
-        with one_line_errors():
-            json_path.write_text(dumps(measured(result), indent=1) + "\n", encoding="utf-8")
+    program.show(result, shared.wide_console(), limit)
+    with shared.one_line_errors():
+        shared.write_json(json_path, measured(result))
     if limit is not None and program.exceeds(result, limit):
         raise typer.Exit(1)
 
@@ -82,7 +74,7 @@ def doctor(
     address: Annotated[
         str | None, typer.Option(help="The cluster's address; by default RAY_ADDRESS or local.")
     ] = None,
-    as_json: PrintJsonOption = False,
+    as_json: shared.PrintJsonOption = False,
     report: Annotated[
         Path | None,
         typer.Option(help="Write versions, findings, settings and log there, for a bug report."),
@@ -124,7 +116,7 @@ def doctor(
     if report is not None:
         from sam_rollout.doctor import bug_report
 
-        with one_line_errors():
+        with shared.one_line_errors():
             bug_report.write(report, question, findings, run)
         typer.echo(f"... wrote {report}: please read it before you post it", err=True)
     if as_json:

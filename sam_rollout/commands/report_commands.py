@@ -6,14 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from sam_rollout.commands.command_line import (
-    FiguresOption,
-    PictureOption,
-    RunArgument,
-    one_line_errors,
-    wide_console,
-    write_json,
-)
+from sam_rollout.commands import command_line as shared
 
 
 class CompareCommand(TyperCommand):
@@ -36,8 +29,8 @@ def compare(
     sam: Annotated[
         list[Path] | None, typer.Option("--with", help="Runs with drafts; several may follow.")
     ] = None,
-    picture: PictureOption = None,
-    json_path: FiguresOption = None,
+    picture: shared.PictureOption = None,
+    json_path: shared.FiguresOption = None,
     html: Annotated[
         Path | None, typer.Option("--html", help="Write a page for the browser to this file.")
     ] = None,
@@ -51,18 +44,18 @@ def compare(
     from sam_rollout.report.compare import compare_folders
     from sam_rollout.report.comparison_tables import print_comparison
 
-    with one_line_errors():
+    with shared.one_line_errors():
         comparison = compare_folders(base, sam, skip_first)
         if picture is not None:
             from sam_rollout.report.pictures import plot_comparison
 
             plot_comparison(comparison, picture)
-        write_json(json_path, comparison.to_dict(), indent=2)
+        shared.write_json(json_path, comparison.to_dict(), indent=2)
         if html is not None:
             from sam_rollout.report.page import write_page
 
             write_page(comparison, html)
-        print_comparison(comparison, wide_console())  # last: a reader may close the pipe
+        print_comparison(comparison, shared.wide_console())  # last: a reader may close the pipe
 
 
 def dashboard(
@@ -87,12 +80,12 @@ def dashboard(
             raise typer.BadParameter("name run folders together with --picture")
         from sam_rollout.report.pictures import draw_sections
 
-        with one_line_errors():
+        with shared.one_line_errors():
             typer.echo("\n".join(map(str, draw_sections(runs, picture))))
         return
-    with one_line_errors(workspace.DashboardError):
+    with shared.one_line_errors(workspace.DashboardError):
         built = workspace.build(entity, project, group)
-        write_json(json_path, workspace.specification(built))
+        shared.write_json(json_path, workspace.specification(built))
         if json_path is None:
             if not entity:
                 raise typer.BadParameter("name the project's user or team", param_hint="--entity")
@@ -100,17 +93,17 @@ def dashboard(
 
 
 def simulate(
-    run: RunArgument,
+    run: shared.RunArgument,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Number of training steps; all by default.")
     ] = None,
-    json_path: FiguresOption = None,
+    json_path: shared.FiguresOption = None,
 ) -> None:
     """Estimate the gain of sam=on for a run without drafts, from its records and texts."""
     from sam_rollout.bench.forecast import forecast
 
-    with one_line_errors(ValueError):
-        forecast(run, steps, wide_console(), json_path)
+    with shared.one_line_errors(ValueError):
+        shared.write_json(json_path, forecast(run, steps, shared.wide_console()))
 
 
 def reference(
@@ -122,7 +115,7 @@ def reference(
     """Generate the reference pages of metrics and settings from their declarations."""
     from sam_rollout.telemetry.docs import PAGES, filled
 
-    with one_line_errors(ValueError):
+    with shared.one_line_errors(ValueError):
         for path in (docs / page for page in PAGES):
             there = path.read_text(encoding="utf-8")
             text = filled(path.name, there)

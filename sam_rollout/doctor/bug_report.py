@@ -29,42 +29,32 @@ _SECRET_WORD = (
     r"|(?:api|access|secret|private|license)[_-]?key)"
 )
 _SECRET_KEY = re.compile(rf"(?:^|[\W_]){_SECRET_WORD}$", re.IGNORECASE)
-_RULES = (
+_RULES: tuple[tuple[str, Any], ...] = (  # pattern, and what `re.sub` puts in its place
     # Matches name=value, name: value, "name": "value", JSON inside a string, and --name value.
     (
-        re.compile(
-            rf"""((?:\b|_){_SECRET_WORD}\b\\*["']?\s*[=:]\s*)(?:(?:Bearer|Basic|Token)\s+)?"""
-            r"""(?:\\*"[^"\\]*\\*"|\\*'[^'\\]*\\*'|[^\s"'}]*[^\s"'},])"""
-            rf"|(--[\w-]*{_SECRET_WORD}[ =])\S+",
-            re.IGNORECASE,
-        ),
+        rf"""(?i)((?:\b|_){_SECRET_WORD}\b\\*["']?\s*[=:]\s*)(?:(?:Bearer|Basic|Token)\s+)?"""
+        r"""(?:\\*"[^"\\]*\\*"|\\*'[^'\\]*\\*'|[^\s"'}]*[^\s"'},])"""
+        rf"|(--[\w-]*{_SECRET_WORD}[ =])\S+",
         lambda found: f"{found[1] or found[2]}{SECRET}",
     ),
     # The forms of well-known services' access tokens, and long hexadecimal numbers.
     (
-        re.compile(
-            r"\b(?:hf_[A-Za-z0-9]{20,}"
-            r"|(?:gh[opusr]_|github_pat_|glpat-|sk-|xox[abp]-|wandb_v1_|AKIA|eyJ)[\w.-]{10,})"
-            r"|\b[0-9a-f]{32,}\b"
-        ),
+        r"\b(?:hf_[A-Za-z0-9]{20,}"
+        r"|(?:gh[opusr]_|github_pat_|glpat-|sk-|xox[abp]-|wandb_v1_|AKIA|eyJ)[\w.-]{10,})"
+        r"|\b[0-9a-f]{32,}\b",
         SECRET,
     ),
-    (re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\",)\]}]+"), ADDRESS),
-    (re.compile(r"\b[\w.+-]+@[\w.-]+\b"), ADDRESS),
-    (re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?(?![\w.])"), ADDRESS),
+    (r"\b[a-z][a-z0-9+.-]*://[^\s'\",)\]}]+", ADDRESS),
+    (r"\b[\w.+-]+@[\w.-]+\b", ADDRESS),
+    (r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?(?![\w.])", ADDRESS),
     (
-        re.compile(
-            r"(?<![\w:.])(?:(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}"
-            r"|[0-9a-f]{0,4}(?::[0-9a-f]{1,4})*::(?:[0-9a-f]{1,4}:?)+)(?![\w:])"
-        ),
+        r"(?<![\w:.])(?:(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}"
+        r"|[0-9a-f]{0,4}(?::[0-9a-f]{1,4})*::(?:[0-9a-f]{1,4}:?)+)(?![\w:])",
         ADDRESS,
     ),
-    (
-        re.compile(r"\b[\w-]+(?:\.[\w-]+)*\.(?:com|net|org|io|cn|local|lan|internal|corp|svc)\b"),
-        HOST,
-    ),
-    (re.compile(r"/(?:home|Users)/[^/\s'\",:]+"), "~"),
-)  # fmt: skip
+    (r"\b[\w-]+(?:\.[\w-]+)*\.(?:com|net|org|io|cn|local|lan|internal|corp|svc)\b", HOST),
+    (r"/(?:home|Users)/[^/\s'\",:]+", "~"),
+)
 _ADDRESSES = ("RAY_ADDRESS", "MASTER_ADDR", "HOSTNAME")  # Variables that name a host.
 
 
@@ -105,7 +95,7 @@ def redact(text: str, hosts: Iterable[str] = ()) -> str:
     if len(home.parts) > 1:  # in a container the home may be /
         text = re.sub(rf"{re.escape(str(home))}(?![\w.-])", "~", text)
     for pattern, put in _RULES:
-        text = pattern.sub(put, text)
+        text = re.sub(pattern, put, text)
     names = {socket.gethostname(), *hosts, *(os.environ.get(name, "") for name in _ADDRESSES)}
     names |= {name.partition(":")[0] for name in names} | {name.split(".")[0] for name in names}
     text = _without(text, names - {"localhost", "auto"}, HOST)

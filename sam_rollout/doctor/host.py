@@ -5,13 +5,14 @@ import os
 import re
 import resource
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 from sam_rollout.doctor.printed_checks import Line, fail, judge, ok, skip, warn
-from sam_rollout.doctor.probe import ProbeError, run_python
 from sam_rollout.doctor.scope import Question
 from sam_rollout.sizing.memory import GIB
 
@@ -36,11 +37,38 @@ SHARED_MEMORY = Path("/dev/shm")
 LEAST_SHARED_GIB = 1.0  # needed if no experiment is named; docker's default is 64 MiB
 BIGGER_SHM = "mount -o remount,size=... /dev/shm; for a container docker run --shm-size=..."
 OPEN_FILES = 32768  # from verl's guide for several nodes; Ray opens a socket for each peer
+# Importing torch from a cold network file system takes minutes.
+LIMIT_S = 240
 WARM_UP = """
 import dataclasses, json
 from sam_rollout.automaton import kernels
 print(json.dumps(dataclasses.asdict(kernels.warm_up())))
 """
+
+
+class ProbeError(RuntimeError):
+    """A program failed or did not answer; the message says why in one line."""
+
+
+def run_python(program: str, limit_s: float = LIMIT_S) -> str:
+    """Run a program in a fresh interpreter of this environment; return the last line it prints.
+
+    Raises:
+        ProbeError: The program fails, prints nothing or takes longer than `limit_s` seconds.
+    """
+    # With -P, Python ignores modules in the working directory, as in a run's workers.
+    command = [sys.executable, "-P", "-c", program]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=limit_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ProbeError(f"python did not answer in {limit_s:.0f} s") from None
+    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    if done.returncode or not lines:
+        last = lines[-1] if lines else "no message"
+        raise ProbeError(f"python ended with status {done.returncode}: {last}")
+    return lines[-1]
 
 
 def count_devices() -> int:

@@ -13,8 +13,7 @@ from packaging.version import InvalidVersion, Version
 
 from sam_rollout import __version__
 from sam_rollout.doctor.printed_checks import Line, fail, judge, ok, warn
-from sam_rollout.doctor.probe import installed
-from sam_rollout.doctor.scope import Question
+from sam_rollout.doctor.scope import Question, installed
 from sam_rollout.installer import pins_of
 
 _TRAINING = ("verl", "ray", "tensordict", "transferqueue", "transformers")

@@ -74,7 +74,9 @@ def examine_cluster(
     address = address or os.environ.get("RAY_ADDRESS") or "auto"
     progress(f"cluster: connecting to {address}")
     try:
-        _try_port(address)
+        host, _, port = address.rpartition("/")[2].rpartition(":")
+        if host and port.isdigit():
+            socket.create_connection((host, int(port)), timeout=CONNECT_LIMIT_S).close()
         ray.init(address, log_to_driver=False, logging_level="ERROR", runtime_env=RUNTIME_ENV)
     except Exception as error:  # for example: no cluster, another version of Ray, a firewall
         found = f"no connection to {address}: {_cause(error)}"
@@ -84,12 +86,6 @@ def examine_cluster(
         yield from _examine_connected(question, progress)
     finally:
         ray.shutdown()
-
-
-def _try_port(address: str) -> None:
-    host, _, port = address.rpartition("/")[2].rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=CONNECT_LIMIT_S).close()
 
 
 def _examine_connected(question: Question, progress: Callable[[str], None]) -> Iterator[Finding]:

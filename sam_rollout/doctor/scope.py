@@ -3,12 +3,12 @@
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from sam_rollout.core.composition import ExperimentError, UnknownExperimentError, compose
 from sam_rollout.doctor.printed_checks import Finding, fail, ok, warn
-from sam_rollout.doctor.probe import installed
 from sam_rollout.telemetry.records import value_at
 
 # Name of the device (configs/device) -> extra of pyproject.toml that installs its engine.
@@ -45,6 +45,14 @@ class Question:
         """The environment variables of the run; the shell's values replace the experiment's."""
         given = self.setting("environment", {})
         return {**{k: str(v) for k, v in given.items() if v is not None}, **os.environ}
+
+
+def installed(name: str) -> str | None:
+    """Return the version of a distribution; None if it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def likely_device() -> str:

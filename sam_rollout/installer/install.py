@@ -139,13 +139,10 @@ class Installation:
     def _run_uv(self, act: str, *words: str, quiet: bool = False, **variables: Any) -> str:
         if self._profile == "cpu":
             variables["CPU_TORCH"] = "1"
-        done = subprocess.run(
-            [*self._uv, "pip", act, "--python", self._python, *words],
-            env={**os.environ, **variables},
-            stdout=subprocess.PIPE if quiet else None,
-            stderr=subprocess.STDOUT if quiet else None,
-            text=True,
-        )
+        command = [*self._uv, "pip", act, "--python", self._python, *words]
+        out, errors = (subprocess.PIPE, subprocess.STDOUT) if quiet else (None, None)
+        env = {**os.environ, **variables}
+        done = subprocess.run(command, env=env, stdout=out, stderr=errors, text=True)
         if done.returncode:
             sys.exit(f"{done.stdout or ''}error: uv pip {act} failed; its words are above")
         return done.stdout or ""

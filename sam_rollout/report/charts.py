@@ -82,7 +82,15 @@ def draw(axis: Axes, panel: Panel, sides: Sequence[Side]) -> Mapping[str, pd.Ser
     if not tables:
         nothing(axis)
         return {}
-    _lines(axis, sides, tables)
+    for (number, place, label), table in tables.items():
+        colour = sides[number].colour
+        if table.shape[1] > 1:
+            axis.plot(table.index, table, color=colour, linewidth=0.6, alpha=0.4)
+        axis.plot(
+            table.index, table.mean(axis=1), LINES[place % len(LINES)], color=colour, label=label,
+            linewidth=WIDTHS[number > 0], marker="o" if len(table) <= _MARKED else "", markersize=3,
+        )  # fmt: skip
+    axis.margins(y=0.2)
     if panel.zero_based:
         axis.set_ylim(bottom=0)
     axis.set_ylabel(panel.unit)
@@ -95,21 +103,6 @@ def nothing(axis: Axes) -> None:
     """Write "not recorded" in place of the panel's lines."""
     axis.set_axis_off()
     axis.text(0.5, 0.5, "not recorded", ha="center", transform=axis.transAxes, color=MUTED)
-
-
-_Tables = Mapping[tuple[int, int, str], pd.DataFrame]  # (side, metric, label) -> values
-
-
-def _lines(axis: Axes, sides: Sequence[Side], tables: _Tables) -> None:
-    for (number, place, label), table in tables.items():
-        colour = sides[number].colour
-        if table.shape[1] > 1:
-            axis.plot(table.index, table, color=colour, linewidth=0.6, alpha=0.4)
-        axis.plot(
-            table.index, table.mean(axis=1), LINES[place % len(LINES)], color=colour, label=label,
-            linewidth=WIDTHS[number > 0], marker="o" if len(table) <= _MARKED else "", markersize=3,
-        )  # fmt: skip
-    axis.margins(y=0.2)
 
 
 def _running(axis: Axes, sides: Sequence[Side]) -> Mapping[str, pd.Series]:

@@ -16,9 +16,8 @@ from sam_rollout.core.json_values import measured
 from sam_rollout.core.statistics import Estimate, Gain, Sides, difference, gain
 from sam_rollout.report import fairness
 from sam_rollout.report.fairness import Finding
-from sam_rollout.report.lossless import Losslessness, losslessness
-from sam_rollout.report.pairing import Both
-from sam_rollout.report.runs import Run, held_out_names, load_side
+from sam_rollout.report.lossless import Losslessness
+from sam_rollout.report.runs import Both, Run, held_out_names, load_side
 from sam_rollout.telemetry.records import RunFolderError
 
 
@@ -179,11 +178,10 @@ class Comparison(Both):
         )
 
 
-def compare_folders(
-    base: str | Path | Iterable[str | Path],
-    sam: str | Path | Iterable[str | Path],
-    skip_first: int = 0,
-) -> Comparison:
+Folders = str | Path | Iterable[str | Path]  # of one run, or of several
+
+
+def compare_folders(base: Folders, sam: Folders, skip_first: int = 0) -> Comparison:
     """Compare the runs of both sides over their common steps, without the first `skip_first`.
 
     Raises:
@@ -200,19 +198,18 @@ def compare_folders(
             f"{folders}: no training step left to compare: {len(common)} in common, "
             f"{len(skipped)} skipped"
         )
-    both = Both(base_runs, sam_runs, steps)
-    kinds = (*QUANTITIES, *map(_held_out, held_out_names(both.names())))
-    lossless = losslessness(both)
-    findings = fairness.findings(both, lossless)
+    case = fairness.Case(base_runs, sam_runs, steps)
+    kinds = (*QUANTITIES, *map(_held_out, held_out_names(case.names())))
+    findings = fairness.findings(case)
     return Comparison(
         base=base_runs,
         sam=sam_runs,
         steps=steps,
         skipped=skipped,
         findings=sorted(findings, key=lambda one: fairness.SEVERITIES.index(one.severity)),
-        times=[row for kind in TIMES if (row := _time_row(kind, both))],
-        quantities=[found for kind in kinds if (found := _quantity_row(kind, both))],
-        lossless=lossless,
+        times=[row for kind in TIMES if (row := _time_row(kind, case))],
+        quantities=[found for kind in kinds if (found := _quantity_row(kind, case))],
+        lossless=case.lossless,
     )
 
 
@@ -221,10 +218,8 @@ def _held_out(name: str) -> Compared:
 
 
 def _row(kind: Compared, name: str, values: Sides) -> dict[str, Any]:
-    row = Row(
-        kind.key, kind.title, name, values.shape[2], _spread(values.base), _spread(values.sam)
-    )
-    return vars(row)
+    spreads = _spread(values.base), _spread(values.sam)
+    return vars(Row(kind.key, kind.title, name, values.shape[2], *spreads))
 
 
 def _time_row(kind: Compared, both: Both) -> TimeRow | None:
@@ -233,12 +228,8 @@ def _time_row(kind: Compared, both: Both) -> TimeRow | None:
     (values,) = both.sides(name)
     spent, tokens = both.first(kind.spent), both.first(kind.tokens)
     equal = gain(*both.sides(spent, tokens)) if spent and tokens else None
-    return TimeRow(
-        **_row(kind, name, values),
-        raw=gain(values),
-        tokens=tokens if equal else None,
-        equal_tokens=equal,
-    )
+    tokens = tokens if equal else None
+    return TimeRow(**_row(kind, name, values), raw=gain(values), tokens=tokens, equal_tokens=equal)
 
 
 def _quantity_row(kind: Compared, both: Both) -> QuantityRow | None:
@@ -254,14 +245,19 @@ def _spread(values: np.ndarray) -> Spread:
 
 
 def _facts(run: Run) -> dict[str, Any]:
-    start = run.start
-    return {
-        "path": str(run.path),
-        "label": run.label,
-        "training_steps": run.training_steps,
-        "started_at": start.started_at,
-        "versions": start.versions,
-        "seeds": start.seeds,
-        "host": start.host,
-        "problems": run.problems,
-    }
+    own = {"path": str(run.path), "label": run.label, "training_steps": run.training_steps}
+    described = ("started_at", "versions", "seeds", "host")
+    start = {name: getattr(run.start, name) for name in described}
+    return {**own, **start, "problems": run.problems}
+
+
+def number(value: float, sign: str = "") -> str:
+    """Format a number with three significant digits, and as a whole number from 100 on."""
+    return f"{value:{sign},.0f}" if abs(value) >= 100 else f"{value:{sign}.3g}"
+
+
+def interval(estimate: Estimate, factor: float = 1.0, form: str = "+.1f") -> str:
+    """Format an interval as " [low, high]"; return an empty text if there is none."""
+    if estimate.low is None or estimate.high is None:
+        return ""
+    return f" [{factor * estimate.low:{form}}, {factor * estimate.high:{form}}]"

@@ -8,9 +8,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from sam_rollout.core.statistics import Estimate, Gain
-from sam_rollout.report.compare import Comparison, Spread
-from sam_rollout.report.number_format import interval, number
+from sam_rollout.core.statistics import Gain
+from sam_rollout.report.compare import Comparison, Spread, interval, number
 from sam_rollout.report.verdict_sentences import sentences
 
 
@@ -65,7 +64,10 @@ def tables(comparison: Comparison) -> dict[str, Table]:
                 "mean SAM - BASE [95 %]",
             ),
             [
-                (row.title, _spread(row.base), _spread(row.sam), _difference(row.difference))
+                (
+                    row.title, _spread(row.base), _spread(row.sam),
+                    f"{number(row.difference.value, '+')}{interval(row.difference, 1, '+.3g')}",
+                )
                 for row in comparison.quantities
             ],
         ),
@@ -87,10 +89,6 @@ def _gain(gain: Gain | None) -> tuple[str, str]:
 
 def _spread(spread: Spread) -> str:
     return f"{number(spread.median)} [{number(spread.q1)}, {number(spread.q3)}]"
-
-
-def _difference(estimate: Estimate) -> str:
-    return f"{number(estimate.value, '+')}{interval(estimate, 1, '+.3g')}"
 
 
 def markdown(table: Table) -> str:

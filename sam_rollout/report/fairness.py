@@ -14,10 +14,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from sam_rollout.report.lossless import Losslessness
-from sam_rollout.report.pairing import SIDES, Both, whole_steps
+from sam_rollout.report.lossless import Losslessness, losslessness
 from sam_rollout.report.run_differences import ABSENT, run_differences
-from sam_rollout.report.runs import Run
+from sam_rollout.report.runs import SIDES, Both, Run, whole_steps
 from sam_rollout.telemetry.records import value_at
 
 UNFAIR, WARNING, NOTE, UNKNOWN = "unfair", "warning", "note", "unknown"
@@ -43,11 +42,13 @@ class Finding:
     text: str
 
 
-@dataclass(frozen=True)
 class Case(Both):
     """The data that the rules compare."""
 
-    lossless: Losslessness
+    @cached_property
+    def lossless(self) -> Losslessness:
+        """The comparison of both sides' responses."""
+        return losslessness(self)
 
     @cached_property
     def whole(self) -> list[int]:
@@ -74,9 +75,8 @@ class Case(Both):
 _Found = Iterator[tuple[str, str] | Finding]
 
 
-def findings(both: Both, lossless: Losslessness) -> list[Finding]:
+def findings(case: Case) -> list[Finding]:
     """Return the findings of all rules."""
-    case = Case(both.base, both.sam, both.steps, lossless)
     return [
         found if isinstance(found, Finding) else Finding(rule.__name__, *found)
         for rule in RULES

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from sam_rollout.config import sampler_of_today
-from sam_rollout.report.pairing import Both, whole_steps
-from sam_rollout.report.runs import Run, partners
+from sam_rollout.report.runs import Both, Run, partners, whole_steps
 from sam_rollout.telemetry.records import value_at
 
 # verl's trainer mode, as runs record it; runs of other recipes may record none.
-SYNCHRONOUS = ("sync", None)
+SYNCHRONOUS = {"sync", None}
 TOKEN_IDS, LENGTHS = "token ids", "lengths"  # the two ways to compare responses
 IDENTITY = ["step", "group", "sibling"]
+_COLUMNS = {("traces", "response_ids"): TOKEN_IDS, ("requests", "response_tokens"): LENGTHS}
 
 
 @dataclass(frozen=True)
@@ -76,19 +75,12 @@ def losslessness(both: Both) -> Losslessness:
     base, sam, steps = both.base, both.sam, both.steps
     pairs = [(base[one], sam[other]) for one, other in partners(base, sam)]
     controls = [(side[0], other) for side in (base, sam) for other in side[1:]]
-    couplings = {
-        sampler_of_today(
-            value_at(run.start.config, "rollout_sampler.kind"),
-            value_at(run.start.config, "coupling"),
-        )[1]
-        for run in both.runs
-    }
+    configs = [run.start.config for run in both.runs]
+    couplings = {config.get("coupling") or "none" for config in configs}
+    modes = {value_at(config, "trainer.v1.trainer_mode") for config in configs}
     return Losslessness(
         len(couplings) == 1 and couplings != {"none"},
-        any(
-            value_at(run.start.config, "trainer.v1.trainer_mode") not in SYNCHRONOUS
-            for run in both.runs
-        ),
+        not modes <= SYNCHRONOUS,
         [found for pair in pairs for found in _compared(pair, steps)],
         [found for pair in controls for found in _compared(pair, steps)],
     )
@@ -97,10 +89,7 @@ def losslessness(both: Both) -> Losslessness:
 def _compared(runs: Sequence[Run], steps: list[int]) -> Iterator[Pair]:
     """Compare two runs by token ids in steps whose texts both recorded, by lengths in others."""
     left = steps
-    for table, column, by in (
-        ("traces", "response_ids", TOKEN_IDS),
-        ("requests", "response_tokens", LENGTHS),
-    ):
+    for (table, column), by in _COLUMNS.items():
         tables = [getattr(run, table) for run in runs]
         known = [set(whole_steps(run, rows, left)) for run, rows in zip(runs, tables, strict=True)]
         both = sorted(set.intersection(*known))
@@ -125,16 +114,11 @@ def _compare(names: Sequence[str], by: str, one: pd.Series, other: pd.Series) ->
     differ = [entry for entry, length in zip(both, common, strict=True) if length is not None]
     steps = [entry[0] for entry in (*differ, *unmatched)]
     same = [text for text, length in zip(left, common, strict=True) if length is None]
-    return Pair(
-        (names[0], names[1]),
-        by,
-        len(same),
-        len(both),
-        len(unmatched),
-        sum(int(text) if by == LENGTHS else len(text) for text in same),
-        int(min(steps)) if steps else None,
-        min(apart) if apart and by == TOKEN_IDS else None,
-    )
+    tokens = sum(int(text) if by == LENGTHS else len(text) for text in same)
+    counts = len(same), len(both), len(unmatched), tokens
+    first_step = int(min(steps)) if steps else None
+    first_difference = min(apart) if apart and by == TOKEN_IDS else None
+    return Pair((names[0], names[1]), by, *counts, first_step, first_difference)
 
 
 def _common(one: np.ndarray | int, other: np.ndarray | int) -> int | None:

@@ -7,9 +7,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from sam_rollout.report import page_charts
-from sam_rollout.report.compare import Comparison
+from sam_rollout.report.compare import Comparison, interval, number
 from sam_rollout.report.comparison_tables import tables
-from sam_rollout.report.number_format import interval, number
 from sam_rollout.report.panels import SECTIONS
 from sam_rollout.report.verdict_sentences import sentences
 

@@ -16,8 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sam_rollout.report.charts import INK, MUTED, RULE, STYLE, Side, draw
-from sam_rollout.report.compare import Comparison
-from sam_rollout.report.number_format import number
+from sam_rollout.report.compare import Comparison, number
 from sam_rollout.report.panels import SECTIONS, Panel
 from sam_rollout.report.pictures import BASE, SAM, heading, sides
 
@@ -44,17 +43,14 @@ class Chart:
 def charts(comparison: Comparison) -> dict[str, list[Chart]]:
     """Return a chart per panel with data of at least one side, by title of its section."""
     both = sides(comparison)
-    found: dict[str, list[Chart]] = {section.title: [] for section in SECTIONS}
+    found: dict[str, list[Chart]] = {}
     for section in SECTIONS:
+        drawn = found.setdefault(section.title, [])
         for panel in (panel.of_both_sides() for panel in section.panels):
-            shown = tuple(side.curve if panel.picture else side.shown(panel) for side in both)
-            if not any(shown):
-                continue
-            picture = _as_svg(panel, both)
-            result = [f"{heading(comparison, panel)[0]}."] if panel.row else []
-            found[section.title].append(
-                Chart(panel.title, " ".join([*result, panel.reading]), picture)
-            )
+            if any(side.curve if panel.picture else side.shown(panel) for side in both):
+                result = [f"{heading(comparison, panel)[0]}."] if panel.row else []
+                reading = " ".join([*result, panel.reading])
+                drawn.append(Chart(panel.title, reading, _as_svg(panel, both)))
     return found
 
 
@@ -68,9 +64,8 @@ def _as_svg(panel: Panel, both: Sequence[Side]) -> Markup:
         if not set(labels) <= {"BASE", "SAM"}:  # BASE and SAM need no legend
             figure.legend(handles, labels, loc="outside lower left", ncols=2)
         file = io.StringIO()
-        figure.savefig(
-            file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        )
+        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(file, format="svg", metadata=no_metadata)
     text = file.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r' (width|height)="[\d.]+pt"', "", text, count=2)

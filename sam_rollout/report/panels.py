@@ -119,8 +119,3 @@ SECTIONS = (
 
 
 SUMMARY = tuple(panel for section in SECTIONS for panel in section.panels if panel.row)
-
-
-def names() -> list[str]:
-    """Return all metrics that panels name; patterns are left out."""
-    return sorted({name for section in SECTIONS for p in section.panels for name in p.metrics})

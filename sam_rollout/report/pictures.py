@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from sam_rollout.report.charts import COLOURS, STYLE, Side, draw, rollout_curve
-from sam_rollout.report.compare import Comparison
-from sam_rollout.report.number_format import interval, number
+from sam_rollout.report.compare import Comparison, interval, number
 from sam_rollout.report.panels import SECTIONS, SUMMARY, Panel
 from sam_rollout.report.runs import Run, load_run
 from sam_rollout.telemetry.baseline import Baseline
@@ -88,11 +87,10 @@ def sides(comparison: Comparison, names: Sequence[str] = ("BASE", "SAM")) -> lis
     """Return both sides for charts."""
     steps = comparison.steps
     middle = steps[len(steps) // 2]
+    both = zip(names, (BASE, SAM), (comparison.base, comparison.sam), strict=True)
     return [
         Side(name, colour, [run.steps for run in runs], steps, rollout_curve(runs[0], middle))
-        for name, colour, runs in zip(
-            names, (BASE, SAM), (comparison.base, comparison.sam), strict=True
-        )
+        for name, colour, runs in both
     ]
 
 

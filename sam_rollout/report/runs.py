@@ -1,7 +1,7 @@
-"""Loads a run for the report: its starts, its metrics by training step, and its records."""
+"""Loads runs for the report, and pairs the metrics of both sides by training step."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -9,8 +9,12 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 
+from sam_rollout.core.statistics import Sides
 from sam_rollout.telemetry.records import RunFolder, RunFolderError, RunInfo
 from sam_rollout.telemetry.tables import of_split
+
+SIDES = ("base", "sam")
+_REPLICAS = "sam/engine/replicas"
 
 
 @dataclass(frozen=True)
@@ -114,3 +118,52 @@ def held_out_names(columns: Iterable[str]) -> list[str]:
         if found:
             return found
     return []
+
+
+@dataclass(frozen=True)
+class Both:
+    """The runs of both sides and the steps over which they are compared."""
+
+    base: list[Run]
+    sam: list[Run]
+    steps: list[int]
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs of BASE, followed by the runs of SAM."""
+        return [*self.base, *self.sam]
+
+    def names(self) -> set[str]:
+        """Return the metrics that every run has."""
+        return set.intersection(*(set(run.steps.columns) for run in self.runs))
+
+    def first(self, names: Sequence[str]) -> str | None:
+        """Return the first metric of `names` for which at least one step has values of all runs."""
+        known = [name for name in names if name in self.names()]
+        return next((name for name in known if len(self.every(name).dropna())), None)
+
+    def every(self, name: str) -> pd.DataFrame:
+        """Return a metric of all runs, a row per training step and a column per (side, name)."""
+        sides = zip(SIDES, (self.base, self.sam), strict=True)
+        runs = [(side, run) for side, some in sides for run in some]
+        return pd.DataFrame({(side, run.name): run.values(name, self.steps) for side, run in runs})
+
+    def sides(self, *names: str) -> list[Sides]:
+        """Return the values of metrics over the steps for which every run has all of them."""
+        frames = [self.every(name) for name in names]
+        whole = pd.concat(frames, axis=1).notna().all(axis=1)
+        paired = seeds_in_pairs(self.base, self.sam)
+        known = [frame[whole] for frame in frames]
+        return [Sides(one["base"].to_numpy().T, one["sam"].to_numpy().T, paired) for one in known]
+
+
+def whole_steps(run: Run, rows: pd.DataFrame, steps: list[int]) -> list[int]:
+    """Return the steps for which a table of the run's records has rows of all replicas.
+
+    If the run lacks the metric of the number of replicas, every step with a row is returned.
+    """
+    replicas = rows.groupby("step")["replica"].nunique().reindex(steps, fill_value=0)
+    whole = replicas > 0
+    if _REPLICAS in run.steps:
+        whole &= replicas >= run.steps[_REPLICAS].reindex(steps)  # false where that is NaN
+    return [step for step in steps if whole[step]]

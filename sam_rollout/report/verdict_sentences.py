@@ -1,8 +1,7 @@
 """Summarises a comparison in two sentences: the times, and whether the texts are equal."""
 
 from sam_rollout.core.statistics import Estimate
-from sam_rollout.report.compare import TIMES, Comparison, TimeRow
-from sam_rollout.report.number_format import number
+from sam_rollout.report.compare import TIMES, Comparison, TimeRow, number
 
 _SUBJECTS = {"tail": "a token of the long tail", "rollout": "a rollout", "step": "a training step"}
 

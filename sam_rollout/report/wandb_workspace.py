@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 STEP_AXIS = "training/global_step"
 COLUMNS = 3
 NAME = "SAM rollout"
+PINNED = ("sam/engine/rollout_s", "sam/tail/time_s", "sam/draft/acceptance_length")
 
 
 class DashboardError(Exception):
@@ -26,15 +27,8 @@ def build(entity: str, project: str, group: str = "") -> "ws.Workspace":
             f"{error}: install it with pip install 'sam_rollout[dashboard]'"
         ) from error
 
-    runs = ws.RunsetSettings(
-        pinned_columns=[
-            "run:displayName",
-            "run:jobType",
-            "summary:sam/engine/rollout_s.mean",
-            "summary:sam/tail/time_s.mean",
-            "summary:sam/draft/acceptance_length.mean",
-        ]
-    )
+    columns = ["run:displayName", "run:jobType", *(f"summary:{name}.mean" for name in PINNED)]
+    runs = ws.RunsetSettings(pinned_columns=columns)
     if group:
         runs.filters = expr.And(expr.Metric("Group") == group)
         runs.groupby = [expr.Metric("JobType")]

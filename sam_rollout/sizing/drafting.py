@@ -1,7 +1,5 @@
 """Estimates an engine's responses in a generation round, and the host memory of its drafts."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -41,11 +41,15 @@ def aggregate(
         drafter_counters: Replica -> name of a counter, without `sam/` -> its increase in this step.
         split: "train" or "val"; rows of the other split are ignored.
     """
+    counters: dict[str, float] = {}
+    for of_replica in (drafter_counters or {}).values():
+        for name, count in of_replica.items():
+            counters[name] = counters.get(name, 0.0) + count
     rollout = Rollout(
         of_split(pa.concat_tables([ENGINE_STEPS.empty_table(), *engine_steps]), split),
         of_split(pa.concat_tables([REQUESTS.empty_table(), *requests]), split),
         tail_threshold,
-        _summed((drafter_counters or {}).values()),
+        counters,
     )
     values = dict(rollout.counters)
     for metric in METRICS:
@@ -70,7 +74,8 @@ class Rollout:
         counters: Counter's name -> its increase in this training step, summed over replicas.
         has_drafter: bool [steps], whether the engine has a drafter.
         gate_open: bool [steps], whether the gate was open; False without a drafter.
-        slowest: bool [steps], whether the replica with the largest busy time ran the step.
+        slowest: bool [steps], whether the replica with the largest busy time (the first one of
+            several) ran the step.
         tail: bool [steps], whether the engine step is in the long tail.
         bulk: bool [steps], the complement of `tail`.
     """
@@ -91,7 +96,9 @@ class Rollout:
         gate_open = self._steps["gate_open"]
         self.has_drafter = pc.is_valid(gate_open).to_numpy()
         self.gate_open = pc.fill_null(gate_open, False).to_numpy()
-        self.slowest = _slowest(self.replica, self.duration_s)
+        replicas, index = np.unique(self.replica, return_inverse=True)
+        busy_s = np.bincount(index, weights=self.duration_s)  # [replicas]
+        self.slowest = self.replica == (replicas[busy_s.argmax()] if len(replicas) else -1)
         self.tail = tail_mask(self.scheduled, self.waiting, self.prompt_tokens, tail_threshold)
         self.bulk = ~self.tail
 
@@ -108,9 +115,8 @@ class Rollout:
 
     def by_source(self, kind: str) -> dict[str, float]:
         """Return the draft tokens of every source; `kind` is "drafted" or "accepted"."""
-        return dict.fromkeys(NAMES, 0.0) | dict(
-            zip(NAMES, self.sums(f"{kind}_per_source"), strict=False)
-        )
+        sums = self.sums(f"{kind}_per_source")
+        return dict.fromkeys(NAMES, 0.0) | dict(zip(NAMES, sums, strict=False))
 
     def counted_ratio(self, above: str, below: str, factor: float = 1.0) -> float | None:
         """Return `factor` times the quotient of two counters; None if the run lacks them."""
@@ -130,20 +136,3 @@ class Rollout:
         if any(self.counters.get(name) for name in _HIDDEN_WORK):
             return None
         return seconds_without_drafts(self)
-
-
-def _slowest(replica: np.ndarray, duration_s: np.ndarray) -> np.ndarray:
-    """Return which steps the slowest replica (the first one of several) ran, bool [steps]."""
-    if not len(replica):
-        return np.zeros(0, dtype=bool)
-    numbers, index = np.unique(replica, return_inverse=True)
-    busy_s = np.bincount(index, weights=duration_s)  # [replicas]
-    return replica == numbers[busy_s.argmax()]
-
-
-def _summed(counted: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    totals: dict[str, float] = {}
-    for counters in counted:
-        for name, value in counters.items():
-            totals[name] = totals.get(name, 0.0) + value
-    return totals

@@ -42,11 +42,8 @@ class Baseline:
         self._steps = {step: metrics for step, metrics in known.items() if metrics.get(_ROLLOUT_S)}
         if not self._steps:
             raise RunFolderError(f"{folder.train_steps_path}: no training step with {_ROLLOUT_S}")
-        self._own_s = {
-            step: own_s
-            for step, metrics in (earlier or {}).items()
-            if (own_s := _finite(metrics).get(_ROLLOUT_S))
-        }
+        own_s = {step: _finite(own).get(_ROLLOUT_S) for step, own in (earlier or {}).items()}
+        self._own_s = {step: seconds for step, seconds in own_s.items() if seconds}
 
     def metrics(self, step: int, own: Mapping[str, Any]) -> dict[str, float]:
         """Return the metrics `compare/*` of a training step; empty if the baseline lacks the step.

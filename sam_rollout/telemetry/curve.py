@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from sam_rollout.telemetry.records import ENGINE_STEPS
-from sam_rollout.telemetry.tables import of_split, tail_mask
+from sam_rollout.telemetry.aggregate import Rollout
+from sam_rollout.telemetry.records import ENGINE_STEPS, REQUESTS
+from sam_rollout.telemetry.tables import of_split
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,55 +48,31 @@ class RunningCurve:
         return max(float(self.high.max()), self.tail_threshold, 1)
 
 
-def running_curve(
-    engine_steps: Iterable[pa.Table],
-    *,
-    tail_threshold: int,
-    split: str = "train",
-    points: int = MAX_POINTS,
-) -> RunningCurve | None:
+def running_curve(engine_steps: Iterable[pa.Table], *, tail_threshold: int) -> RunningCurve | None:
     """Return the curve of a training step's engine steps (all replicas); None if there are none."""
-    table = pa.concat_tables([ENGINE_STEPS.empty_table(), *engine_steps])
-    table = of_split(table, split)
+    table = of_split(pa.concat_tables([ENGINE_STEPS.empty_table(), *engine_steps]), "train")
     if not table.num_rows:
         return None
-    table = table.sort_by([("replica", "ascending"), ("time_s", "ascending")])
-    column = {
-        name: table[name].to_numpy()
-        for name in (
-            "replica", "time_s", "duration_s", "running", "waiting", "scheduled", "prompt_tokens",
-        )
-    }  # fmt: skip
-    started = column["time_s"] - column["duration_s"]
-    begin, end = started.min(), column["time_s"].max()
-    cells = min(points, max(len(started), 2))
+    rollout = Rollout(table, REQUESTS.empty_table(), tail_threshold)
+    started = rollout.time_s - rollout.duration_s
+    begin, end = started.min(), rollout.time_s.max()
+    cells = min(MAX_POINTS, max(len(started), 2))
     instants = begin + (np.arange(cells) + 0.5) * (end - begin) / cells
-    tail = tail_mask(
-        column["scheduled"], column["waiting"], column["prompt_tokens"], tail_threshold
-    )
-    replicas, firsts = np.unique(column["replica"], return_index=True)
-    busy_s = np.add.reduceat(column["duration_s"], firsts)  # [replicas]
+    replicas, firsts = np.unique(rollout.replica, return_index=True)
     running = np.zeros((len(replicas), cells))
     in_tail = np.zeros(cells, dtype=bool)
     for row, (first, last) in enumerate(zip(firsts, [*firsts[1:], len(started)], strict=True)):
         # The step at an instant is the first step that ends after it, if the step began before it.
-        step = first + np.searchsorted(column["time_s"][first:last], instants)
+        step = first + np.searchsorted(rollout.time_s[first:last], instants)
         under_way = step < last
         step = np.minimum(step, last - 1)
-        ended = np.append(begin, column["time_s"][first : last - 1])[step - first]
+        ended = np.append(begin, rollout.time_s[first : last - 1])[step - first]
         under_way &= (started[step] <= instants) | (started[step] - ended < IDLE_S)
-        running[row] = np.where(under_way, column["running"][step], 0)
-        if row == busy_s.argmax():
-            in_tail = under_way & tail[step]
-    return RunningCurve(
-        time_s=instants - begin,
-        mean=running.mean(axis=0),
-        low=running.min(axis=0),
-        high=running.max(axis=0),
-        tail=in_tail,
-        tail_threshold=tail_threshold,
-        engines=len(replicas),
-    )
+        running[row] = np.where(under_way, rollout.running[step], 0)
+        if rollout.slowest[first]:
+            in_tail = under_way & rollout.tail[step]
+    mean, low, high = running.mean(axis=0), running.min(axis=0), running.max(axis=0)
+    return RunningCurve(instants - begin, mean, low, high, in_tail, tail_threshold, len(replicas))
 
 
 def plot(curve: RunningCurve, axis: "Axes", *, name: str = "", colour: str = _MEAN) -> None:

@@ -50,7 +50,10 @@ def tables() -> str:
     """Describe the columns of a run folder's tables; columns in several tables share a row."""
     places: dict[tuple[str, ...], list[str]] = {}
     for name, (schema, _) in TABLES.items():
-        for row in _columns(schema):
+        for column in schema:
+            kind = column.type
+            shown = f"list of {kind.value_type}" if pa.types.is_list(kind) else str(kind)
+            row = (f"`{column.name}`", shown, column.metadata[b"meaning"].decode())
             places.setdefault(row, []).append(f"`{name}`")
     rows = [(name, kind, ", ".join(of), meaning) for (name, kind, meaning), of in places.items()]
     return _table(("column", "type", "tables", "meaning"), rows)
@@ -62,17 +65,6 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "metrics.md": {"metrics": metrics, "tables": tables},
     "configuration.md": {"sources": settings},
 }
-
-
-def _columns(schema: pa.Schema) -> list[tuple[str, ...]]:
-    return [
-        (f"`{column.name}`", _type(column.type), column.metadata[b"meaning"].decode())
-        for column in schema
-    ]
-
-
-def _type(kind: pa.DataType) -> str:
-    return f"list of {kind.value_type}" if pa.types.is_list(kind) else str(kind)
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

@@ -36,9 +36,8 @@ def _of_replica(rollout: Any, replica: int) -> float | None:
     mine = rollout.replica == replica
     reads_prompt = rollout.prompt_tokens[mine] > 0
     decodes = ~reads_prompt & (rollout.scheduled[mine] > 0)
-    rows = _rows_without_drafts(
-        rollout.requests.filter(pc.equal(rollout.requests["replica"], replica))
-    )
+    requests = rollout.requests.filter(pc.equal(rollout.requests["replica"], replica))
+    rows = _rows_without_drafts(requests)
     if rows is None or rollout.waiting[mine][decodes].any() or decodes.sum() < _SAMPLE:
         return None
     net_s = rollout.duration_s[mine] - 1e-6 * rollout.drafter_us[mine]

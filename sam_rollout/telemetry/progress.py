@@ -1,7 +1,5 @@
 """Describes a running rollout's progress in one line."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Reports, in metrics and a log line, how responses change when sampled again without drafts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,15 +59,10 @@ def proof_line(found: Sequence[Compared], seconds: float) -> str:
         line += f"; {len(differ)} differ, {len(ties)} of them first at a numerical tie"
         if others:
             first = min(others, key=lambda one: one.first_difference or 0)
-            far = (
-                "no distance explains it"
-                if first.distance in (None, math.inf)
-                else (f"{first.distance:.2g} from a tie")
-            )
-            line += (
-                f", {len(others)} NOT (one at token {first.first_difference:,} of the response: "
-                f"{far})"
-            )
+            known = first.distance not in (None, math.inf)
+            far = f"{first.distance:.2g} from a tie" if known else "no distance explains it"
+            place = f"token {first.first_difference:,} of the response"
+            line += f", {len(others)} NOT (one at {place}: {far})"
         if unknown:
             line += f", {len(unknown)} not checked"
     return f"{line} ({seconds:.1f} s)"

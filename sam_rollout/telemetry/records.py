@@ -7,12 +7,11 @@ files with the next numbers.
 import json
 import math
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -183,23 +182,15 @@ class TraceRecord:
     end_s: float = column(*_END)
 
 
-def _metadata(one: Field) -> dict[str, str]:
-    by_source = {"sources": ",".join(NAMES)} if one.name.endswith("_per_source") else {}
-    return {"meaning": one.metadata["meaning"], **by_source}
-
-
 def _schema(record: type) -> pa.Schema:
-    return pa.schema(
-        [
-            pa.field(
-                one.name,
-                one.metadata["kind"],
-                nullable=one.default is None,
-                metadata=_metadata(one),
-            )
-            for one in fields(record)
-        ]
-    )
+    columns = []
+    for one in fields(record):
+        metadata = {"meaning": one.metadata["meaning"]}
+        if one.name.endswith("_per_source"):
+            metadata["sources"] = ",".join(NAMES)
+        nullable = one.default is None
+        columns.append(pa.field(one.name, one.metadata["kind"], nullable, metadata))
+    return pa.schema(columns)
 
 
 NOTE_COLUMNS = tuple(one.name for one in fields(DraftNote))
@@ -251,11 +242,7 @@ def flat(mapping: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """The description of a run: the content of run.json.
-
-    Raises:
-        ValueError: `started_at` has no UTC offset.
-    """
+    """The description of a run: the content of run.json."""
 
     label: str  # The run's side in a comparison, such as "sam=on".
     # The full configuration as nested dicts.
@@ -267,11 +254,6 @@ class RunInfo:
     # The checkout's `commit`, and `dirty` (whether tracked files were changed).
     git: Mapping[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION  # version of the run folder
-
-    def __post_init__(self) -> None:
-        started = datetime.fromisoformat(self.started_at)
-        if started.tzinfo is None:
-            raise ValueError(f"started_at = {self.started_at!r} has no UTC offset")
 
 
 class RunFolder:
@@ -363,7 +345,8 @@ class RunFolder:
         line = dumps({"step": step, "metrics": measured(values)}) + "\n"
         self.root.mkdir(parents=True, exist_ok=True)
         with open(self.train_steps_path, "a+b") as file:
-            _drop_torn_line(file)
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)  # drops a line torn by a crash
             file.write(line.encode())
 
     def read_train_steps(self, problems: list[str] | None = None) -> dict[int, dict[str, float]]:
@@ -445,14 +428,16 @@ def _read_info(path: Path) -> RunInfo:
 
 
 def _numbered(folder: Path, stem: str, suffix: str) -> list[Path]:
-    pattern = re.compile(rf"{re.escape(stem)}-(\d+)\.{suffix}")
-    found = [(match, path) for path in folder.iterdir() if (match := pattern.fullmatch(path.name))]
-    return [path for _, path in sorted(found, key=lambda item: int(item[0][1]))]
+    return sorted(folder.glob(f"{stem}-[0-9]*.{suffix}"), key=_number_of)
+
+
+def _number_of(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])
 
 
 def _next_number(folder: Path, stem: str, suffix: str) -> int:
     taken = _numbered(folder, stem, suffix)
-    return int(taken[-1].stem.rpartition("-")[2]) + 1 if taken else 0
+    return _number_of(taken[-1]) + 1 if taken else 0
 
 
 def write_by_rename(target: Path, write: Callable[[Path], object]) -> None:
@@ -463,10 +448,3 @@ def write_by_rename(target: Path, write: Callable[[Path], object]) -> None:
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _drop_torn_line(file: BinaryIO) -> None:
-    file.seek(0)
-    content = file.read()
-    if content and not content.endswith(b"\n"):
-        file.truncate(content.rfind(b"\n") + 1)

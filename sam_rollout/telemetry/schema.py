@@ -102,16 +102,14 @@ _ENGINE = (
            lambda r: ratio(r.generation_tokens.sum(), r.duration_s[r.slowest].sum())),
     Metric("engine/preempted", "requests",
            "Preemptions. Above 0: the KV cache is too small; lower max_num_seqs, or give the cache "
-           "more memory.", SUM,
-           lambda r: r.preempted.sum()),
+           "more memory.", SUM, lambda r: r.preempted.sum()),
     Metric("engine/replicas", "replicas",
            "Replicas that ran at least one engine step. If some are missing, look for lost "
            "replicas.", SUM, lambda r: len(set(r.replica.tolist()))),
     *_of_phase("tail", "in", "Drafts should shorten it: if not, see gate and acceptance length."),
     Metric("tail/share", "1",
            "Share of the tail in the time of all replicas. A faster tail can save this share at "
-           "most.",
-           MEAN, lambda r: ratio(r.duration_s[r.tail].sum(), r.duration_s.sum())),
+           "most.", MEAN, lambda r: ratio(r.duration_s[r.tail].sum(), r.duration_s.sum())),
     *_of_phase("bulk", "outside", "If drafts make it longer, lower sam.gate.threshold."),
     Metric("gain/rollout_s_without_drafts", "s",
            "Estimate of engine/rollout_s without drafts.",
@@ -316,16 +314,11 @@ _TRAINER = (
 )  # fmt: skip
 
 
-def _declarations() -> list[Metric]:
-    metrics = [
-        one if one.name.startswith("compare/") else replace(one, name=f"sam/{one.name}")
-        for one in (*_ENGINE, *_DRAFT, *_HEAD_TRAINING, *_GATE, *_TRAINER)
-    ]
-    order = list(GROUPS)
-    return sorted(metrics, key=lambda metric: order.index(metric.group))
-
-
-METRICS: tuple[Metric, ...] = tuple(_declarations())
+_ALL = [
+    one if one.name.startswith("compare/") else replace(one, name=f"sam/{one.name}")
+    for one in (*_ENGINE, *_DRAFT, *_HEAD_TRAINING, *_GATE, *_TRAINER)
+]
+METRICS = tuple(sorted(_ALL, key=lambda metric: list(GROUPS).index(metric.group)))
 _BY_NAME = {metric.name: metric for metric in METRICS}
 _FAMILIES = [
     (re.compile(re.escape(metric.name).replace(place, f"(?:{pattern})")), metric)

@@ -63,8 +63,7 @@ _ADVICE = {
     "whether logits depend on the number of tokens scored",
 }
 # Counters of failures that switch a part off. After failures in other counters, parts stay on.
-_SWITCHED_OFF = ("draft/failures", "draft/record_failures", "draft/texts_failures",
-                 "gate/failures")  # fmt: skip
+_SWITCHED_OFF = ("draft/failures", "draft/record_failures", "draft/texts_failures", "gate/failures")
 # Metrics of this run and of the baseline: the mean absolute difference between the rollout's and
 # the trainer's probability of a token. In bf16 it is about 0.003 to 0.01.
 _OWN, _BASELINES = "training/rollout_probs_diff_mean", "compare/probs_diff_baseline"
@@ -179,7 +178,9 @@ class Sentinel:
             "engine steps": [
                 one.replica
                 for one in step.engines
-                if not one.engine_steps.num_rows and _began(one.requests, step.since_s)
+                # A weight update may have interrupted older requests before they had a step.
+                if not one.engine_steps.num_rows
+                and pc.any(pc.greater_equal(one.requests["start_s"], step.since_s)).as_py()
             ],
         }
         missing = [f"no {what} from replica {_listed(who)}" for what, who in silent.items() if who]
@@ -223,14 +224,6 @@ class Sentinel:
             self._not_ties = seen if strays > 0 else ""
         if self._not_ties:
             yield Finding("texts_differ", self._not_ties)
-
-
-def _began(requests: pa.Table, since_s: float) -> bool:
-    """Return whether a request began at `since_s` or later.
-
-    A weight update may have interrupted older requests before they had an engine step.
-    """
-    return bool(pc.any(pc.greater_equal(requests["start_s"], since_s)).as_py())
 
 
 def _verified_in(step: TrainingStep) -> np.ndarray:

@@ -10,9 +10,9 @@ def of_split(table: pa.Table, split: str) -> pa.Table:
     return table.filter(pc.equal(table["split"], split))
 
 
-def ratio(numerator: float, denominator: float, empty: float = 0.0) -> float:
-    """Return the quotient; return ``empty`` if the denominator is 0."""
-    return numerator / denominator if denominator else empty
+def ratio(numerator: float, denominator: float) -> float:
+    """Return the quotient; return 0 if the denominator is 0."""
+    return numerator / denominator if denominator else 0.0
 
 
 def tail_mask(

@@ -8,8 +8,6 @@ The end of a file's name determines the format:
   optional. A run folder has such files below `sam/traces`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -122,13 +120,9 @@ def _read(file: Path) -> Iterator[Trace]:
         except (ValueError, LookupError, AttributeError, StopIteration, RecursionError) as error:
             raise TraceError(f"{place}: {_EXPECTED}") from error
         group = entry.get("group")  # a trace without group is a group of its own
-        yield Trace(
-            f"{file.stem}-{number}" if group is None else str(group),
-            _number(entry, "sibling", place),
-            _ids(prompt, place),
-            _ids(response, place),
-            _number(entry, "step", place),
-        )
+        name = f"{file.stem}-{number}" if group is None else str(group)
+        sibling, step = (_number(entry, key, place) for key in ("sibling", "step"))
+        yield Trace(name, sibling, _ids(prompt, place), _ids(response, place), step)
 
 
 def _ids(values: Any, place: str) -> Int32Array:

@@ -47,13 +47,7 @@ CPU_DEVICE = ["--num-cpus=16", "--object-store-memory=500000000"]
 SHOWN_VARIABLES = ("ASCEND_", "GLOO_", "HCCL_", "LD_PRELOAD", "NCCL_", "RAY_", "TP_SOCKET_")
 
 
-def folder(port: int) -> Path:
-    """Return this user's folder for a cluster with this port."""
-    return Path(tempfile.gettempdir()) / f"sam-ray-{os.getuid()}-{port}"
-
-
 def is_open(address: str, port: int) -> bool:
-    """Return whether a program listens on this port."""
     try:
         socket.create_connection((address, port), timeout=PROBE_S).close()
     except OSError:
@@ -62,8 +56,6 @@ def is_open(address: str, port: int) -> bool:
 
 
 class Part:
-    """This node's settings and commands."""
-
     def __init__(self, options: argparse.Namespace) -> None:
         common.check_options(options)
         self.options, self.rank, self.names = options, options.node_rank, options.names.split(",")
@@ -71,7 +63,8 @@ class Part:
         if self.rank == 0 and not options.config:
             raise ClusterError("nothing to run: give --config experiment=... [overrides]")
         self.devices, self.resource = options.devices_per_node, common.RESOURCES[options.device]
-        self.folder = folder(self.port)
+        # Each user has a folder for each cluster, by its port.
+        self.folder = Path(tempfile.gettempdir()) / f"sam-ray-{os.getuid()}-{self.port}"
         # The length of sockets' paths is limited.
         self.ray_folder, self.ray_log = self.folder / "ray", self.folder / "ray-start.log"
 
@@ -93,7 +86,6 @@ class Part:
         raise ClusterError(f"the head's address {name} means this node itself ({address}): {give}")
 
     def ray_command(self) -> list[str]:
-        """Return the command ``ray start`` of this node."""
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
         if self.rank == 0:
             command += ["--head", "--disable-usage-stats", f"--port={self.port}"]
@@ -123,7 +115,6 @@ class Part:
         return [sys.executable, "-m", *program, *size, *self.options.config]
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables of every process that this node starts."""
         return {
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": RAY_DRAIN_S,
             **os.environ,
@@ -193,7 +184,6 @@ class Watch:
         return {node["rank"]: node for node in sorted(nodes, key=lambda node: node["alive"])}
 
     def end(self) -> None:
-        """End the process that asks Ray for the nodes."""
         if self._process is not None:
             end(self._process, POLL_S)
 
@@ -278,7 +268,6 @@ def watch_job(
 
 
 def tell_loss(lost: list[str], part: Part) -> None:
-    """Say which nodes were lost, and how to continue."""
     names = ", ".join(lost)
     common.tell_error(
         f"{names} left the cluster while the job ran: Ray there died, or cannot be reached. "
@@ -393,7 +382,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run this node's part; return the exit status."""
     part = Part(options)
     if options.print:
         print(part.describe())

@@ -63,12 +63,10 @@ def say(message: str) -> None:
 
 
 def tell_error(message: str) -> None:
-    """Print an error."""
     show(f"error: {message}", to=2)
 
 
 def tail(log: Path) -> str:
-    """Return the last lines of a log."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
 
 

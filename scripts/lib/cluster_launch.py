@@ -41,7 +41,6 @@ class Target(NamedTuple):
 
 
 def read_nodes(path: Path) -> list[Target]:
-    """Read the file of nodes."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -133,7 +132,6 @@ def ssh_command() -> list[str]:
 
 
 def node_command(options: argparse.Namespace, targets: list[Target], rank: int) -> list[str]:
-    """Return the command line that starts one node's part."""
     part = ["bash", "scripts/node.sh", "head" if rank == 0 else "worker", "--attached"]
     part += [f"--node-rank={rank}", f"--num-nodes={len(targets)}"]
     part += [f"--names={','.join(target.name for target in targets)}"]
@@ -199,13 +197,11 @@ def wait(head: Remote, *workers: Remote) -> int:
 
 
 def tell_log(part: Remote) -> None:
-    """Print the last lines of a part's output."""
     for line in common.tail(part.log).splitlines() or ["(it said nothing)"]:
         show(f"    {line}", to=2)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Read the command line."""
     parser = common.make_parser(
         "scripts/launch_multinode.sh",
         "Trains on many nodes over ssh (docs/clusters.md). Passed on to every node if they are "

@@ -15,7 +15,6 @@ from pathlib import Path
 
 
 def main(distribution: str, folder: str | None = None) -> None:
-    """Print the package's version and folder."""
     package = distribution.replace("-", "_")
     if folder is not None:
         root = Path(folder).resolve() if Path(folder, package, "__init__.py").is_file() else None

@@ -5,8 +5,6 @@
 The run writes its log to RUN_DIR/log.txt and its records below RUN_DIR/sam.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import time
@@ -47,7 +45,6 @@ class Follower:
         self._complete = False
 
     def poll(self) -> None:
-        """Print new milestones and training steps."""
         text = self._log.read_text(errors="replace")
         for message, pattern in list(self._to_come.items()):
             if match := re.search(pattern, text):
@@ -56,7 +53,9 @@ class Follower:
         try:
             steps = self._folder.read_train_steps()
         except RunFolderError:
-            return  # No step has ended yet.
+            steps = {}
+        if not steps:  # no step has ended yet, or the first one is being written
+            return
         # The number of steps is None if the number of epochs decides when the run ends.
         total = self._folder.read_starts()[-1].config["trainer"]["total_training_steps"]
         for step, metrics in sorted(steps.items())[self._shown :]:
@@ -90,7 +89,6 @@ def is_running(pid: int) -> bool:
 
 
 def main() -> None:
-    """Follow the run named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--pid", type=int, required=True, help="process of the run")

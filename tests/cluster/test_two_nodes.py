@@ -1,17 +1,8 @@
-from __future__ import annotations
-
 import json
 import subprocess
 
 from sam_rollout.telemetry.records import RunFolder
-from tests.cluster.runs import (
-    Launch,
-    actors_by_node,
-    has_trained,
-    last_checkpoint,
-    small_run,
-    trained_steps,
-)
+from tests.cluster import runs
 
 START_S = 900  # until a step is trained: minutes of imports on two cores
 LOSS_S = 300  # until the launch has ended after a machine died
@@ -62,16 +53,17 @@ def assert_both_replicas_worked(folder: RunFolder, step: int) -> None:
 
 def test_a_run_that_loses_a_node_ends_clearly_and_is_resumed(lan, folder):
     run_dir = folder / "run"
-    overrides = [*small_run(folder), *SHORT, *HEAD, TEXTS]
+    overrides = [*runs.small_run(folder), *SHORT, *HEAD, TEXTS]
     overrides.append(f"run_dir={run_dir}")
 
     endless = [*overrides, "trainer.total_training_steps=99"]
-    with Launch(lan, folder, *SOONER, "--config", *endless) as launch:
-        launch.wait_for(lambda: has_trained(run_dir, 1), START_S)
+    with runs.Launch(lan, folder, *SOONER, "--config", *endless) as launch:
+        launch.wait_for(lambda: runs.has_trained(run_dir, 1), START_S)
         assert "==> 2/2 nodes, 2/2 GPU, waiting" in launch.output
         assert_both_replicas_worked(RunFolder(run_dir), 1)
+        each = {"head": 1, lan.addresses["node-2"]: 1}
         for actor in ("SamHttpServer", "WorkerDict"):
-            assert actors_by_node(launch.output, actor) == {"head": 1, lan.addresses["node-2"]: 1}
+            assert runs.actors_by_node(launch.output, actor) == each
 
         lan.power_off("node-2")
         status = launch.wait(LOSS_S)
@@ -80,14 +72,14 @@ def test_a_run_that_loses_a_node_ends_clearly_and_is_resumed(lan, folder):
         assert "run the same command with trainer.resume_mode=auto" in launch.output
         assert processes(lan.machines["node-1"]) == []
 
-    saved, before = last_checkpoint(run_dir), trained_steps(run_dir)
+    saved, before = runs.last_checkpoint(run_dir), runs.trained_steps(run_dir)
     assert saved >= 1
     lan.start("node-2")
     overrides += ["trainer.resume_mode=auto", f"trainer.total_training_steps={saved + 1}"]
-    with Launch(lan, folder, "--config", *overrides) as launch:
+    with runs.Launch(lan, folder, "--config", *overrides) as launch:
         assert launch.wait(START_S) == 0, launch.output[-6000:]
         assert len(RunFolder(run_dir).read_starts()) == 2
-        assert trained_steps(run_dir)[len(before) :] == [saved + 1]
+        assert runs.trained_steps(run_dir)[len(before) :] == [saved + 1]
         assert_both_replicas_worked(RunFolder(run_dir), saved + 1)
         record = json.loads((run_dir / "checkpoints" / "draft_head" / "training.json").read_text())
         steps = RunFolder(run_dir).read_train_steps()

@@ -1,7 +1,5 @@
 """Worker extensions that fail: the drafter in the second training step, or a weight sync."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

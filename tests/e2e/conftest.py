@@ -1,7 +1,5 @@
 """Runs the recipe's main program under a hard timeout."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

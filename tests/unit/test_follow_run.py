@@ -74,6 +74,15 @@ def test_each_step_is_told_once_and_nothing_of_the_log_of_a_finished_run(run, fo
     assert messages(capsys) == ["step 2/2  step 2.5 s"]
 
 
+def test_a_step_that_is_being_written_is_told_later(run, follower, capsys):
+    run.root.mkdir()
+    run.train_steps_path.touch()
+    follower.poll()
+    train(run, 1)
+    follower.poll()
+    assert messages(capsys) == ["step 1/2  step 2.5 s"]
+
+
 @pytest.mark.parametrize("steps", [0, 1])
 def test_a_run_that_stops_early_shows_the_end_of_its_log(script, run, follower, capsys, steps):
     if steps:
@@ -91,11 +100,6 @@ def test_the_command_ends_with_the_run(run):
     log(run, LOG["starting Ray"], "boom")
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(run.path), "--pid", str(ended.pid)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    command = [sys.executable, SCRIPT, run.path, "--pid", str(ended.pid)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "starting Ray" in done.stdout and done.stdout.endswith("boom\n")

@@ -61,21 +61,13 @@ def trainings(page: str) -> tuple[Training, ...]:
 
 def trainings_on(device: str, page: str) -> list[Training]:
     script = "\n".join([STUBS, "docker() { :; }", *snippets(page)])
-    shell = subprocess.run(
-        ["/bin/bash", "--norc", "-c", script],
-        env={"PATH": "/nowhere", "DEVICE": device},
-        cwd="/",
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command, env = ["/bin/bash", "--norc", "-c", script], {"PATH": "/nowhere", "DEVICE": device}
+    shell = subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, timeout=60)
     found = []
     for line in shell.stdout.splitlines():
         words = shlex.split(line.removeprefix("RUN "))
-        if {"--dry-run", "--doctor", "doctor"} & set(words) or not any(
-            word.startswith("experiment=") for word in words
-        ):
+        trains = any(word.startswith("experiment=") for word in words)
+        if not trains or {"--dry-run", "--doctor", "doctor"} & set(words):
             continue
         behind = words.index("--config") + 1 if "--config" in words else 0
         overrides = [word for word in words[behind:] if re.match(r"\+*[a-z_][\w.]*=", word)]

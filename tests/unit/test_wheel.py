@@ -28,14 +28,14 @@ print(Path(sam_rollout.__file__).parents[1], Path(recipes.__file__).parents[1], 
 """
 
 
-def run(*command: object, cwd: Path) -> str:
+def run(*command, cwd):
     done = subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     uv = [ROOT / "sam_rollout" / "installer" / "run_uv.py", "--cache", ROOT / ".cache" / "uv"]
     run(sys.executable, *uv, "build", "--quiet", "--wheel", "--out-dir", folder, ROOT, cwd=folder)
@@ -44,7 +44,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def environment(wheel: Path) -> Path:
+def environment(wheel):
     folder = wheel.parent / "environment"
     run(sys.executable, "-m", "venv", folder, cwd=wheel.parent)
     programs = folder / "bin"
@@ -56,11 +56,11 @@ def environment(wheel: Path) -> Path:
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def alone(monkeypatch):
     monkeypatch.delenv("PYTHONPATH", raising=False)
 
 
-def test_all_that_training_needs_is_in_the_wheel(wheel: Path) -> None:
+def test_all_that_training_needs_is_in_the_wheel(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     wanted = {"sam_rollout/py.typed", "sam_rollout/core/upstream.toml"}
     wanted |= {f"sam_rollout/installer/constraints/{one.name}" for one in CONSTRAINTS.iterdir()}
@@ -74,18 +74,14 @@ def test_all_that_training_needs_is_in_the_wheel(wheel: Path) -> None:
     assert wheel.stat().st_size < MOST_BYTES
 
 
-def test_its_commands_answer_outside_a_checkout(
-    alone: None, environment: Path, tmp_path: Path
-) -> None:
+def test_its_commands_answer_outside_a_checkout(alone, environment, tmp_path):
     said = run(environment / "sam-rollout", "--help", cwd=tmp_path)
     assert all(command in said for command in ("install", "train", "compare", "doctor"))
     said = run(environment / "sam-rollout", "install", "--help", cwd=tmp_path)
     assert "{cpu,cuda,ascend}" in said
 
 
-def test_it_composes_an_experiment_outside_a_checkout(
-    alone: None, environment: Path, tmp_path: Path
-) -> None:
+def test_it_composes_an_experiment_outside_a_checkout(alone, environment, tmp_path):
     pytest.importorskip("verl")
     first, *places = run(environment / "python", "-c", COMPOSE, cwd=tmp_path).splitlines()
     device, data, model = first.split()
@@ -95,7 +91,7 @@ def test_it_composes_an_experiment_outside_a_checkout(
     assert (Path(model) / "config.json").is_file()
 
 
-def test_an_environment_is_for_one_device(alone: None, environment: Path, tmp_path: Path) -> None:
+def test_an_environment_is_for_one_device(alone, environment, tmp_path):
     (environment.parent / STAMP).write_text("cpu 0123\n")
     command = [environment / "sam-rollout", "install", "cuda"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

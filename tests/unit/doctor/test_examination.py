@@ -5,8 +5,8 @@ import pytest
 
 from sam_rollout.core.composition import compose
 from sam_rollout.doctor import Question, examination, examine
+from sam_rollout.doctor.host import ProbeError, run_python
 from sam_rollout.doctor.printed_checks import ok
-from sam_rollout.doctor.probe import ProbeError, run_python
 
 CPU = Question("cpu")
 
@@ -99,12 +99,8 @@ app(sys.argv[1:])
     "options", [["--experiment", "tiny_cpu"], ["--cluster"], ["--device", "ascend_910c"]]
 )
 def test_the_doctor_answers_without_any_engine(options):
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_ENGINES, "doctor", *options],
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+    command = [sys.executable, "-c", WITHOUT_ENGINES, "doctor", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert done.returncode == 1, done.stderr
     assert "a run would fail" in done.stdout
     assert "the check itself ended" not in done.stdout

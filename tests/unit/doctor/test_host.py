@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from sam_rollout.doctor import Question, host
-from sam_rollout.doctor.probe import ProbeError
+from sam_rollout.doctor.host import ProbeError
 from sam_rollout.sizing.memory import GIB
 
 CPU = Question("cpu")
@@ -22,14 +22,10 @@ def answer(said):
 def ask(device="ascend_910c", **trainer):
     rollout = {"gpu_memory_utilization": 0.8}
     rollout["checkpoint_engine"] = {"update_weights_bucket_megabytes": 2048}
-    return Question(
-        device,
-        {
-            "trainer": {"n_gpus_per_node": 4, **trainer},
-            "actor_rollout_ref": {"rollout": rollout},
-            "ray_kwargs": {"ray_init": {"object_store_memory": 4 * GIB}},
-        },
-    )
+    config = {"trainer": {"n_gpus_per_node": 4, **trainer}}
+    config["actor_rollout_ref"] = {"rollout": rollout}
+    config["ray_kwargs"] = {"ray_init": {"object_store_memory": 4 * GIB}}
+    return Question(device, config)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ import pytest
 from markupsafe import escape
 
 from sam_rollout.core.json_values import dumps
-from sam_rollout.report.compare import compare_folders
-from sam_rollout.report.number_format import number
+from sam_rollout.report.compare import compare_folders, number
 from sam_rollout.report.page import render_page
 from sam_rollout.report.panels import SECTIONS
 from tests.unit.report.conftest import Synthetic
