@@ -286,7 +286,7 @@ def leave_out(part: str, patch: pytest.MonkeyPatch) -> None:
     else:
         patch.setattr(CpuTreeAttention, "accept", lambda *_: None)
     if part == "attention":
-        patch.setattr(CpuTreeAttention, "calls", lambda *_: [])
+        patch.setattr(CpuTreeAttention, "plan", lambda *_: None)
 
 
 @pytest.mark.parametrize("part", ["positions", "attention", "compaction"])

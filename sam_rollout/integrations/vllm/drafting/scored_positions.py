@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from sam_rollout.integrations.vllm.wrapping import Wrapper
 from sam_rollout.sources.contract import Scored
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class _Step(NamedTuple):
     there: Any  # the event that follows the copy; None on a CPU
 
 
-class ScoredPositions:
+class ScoredPositions(Wrapper):
     """Wraps `_sample` of a runner, and notes the tokens at scored positions.
 
     Args:
@@ -47,16 +48,12 @@ class ScoredPositions:
         drawn: bool,
         row_parents: Callable[[], np.ndarray | None] = lambda: None,
     ) -> None:
+        super().__init__()
         self._runner = runner
-        self._sample = runner._sample
+        self._sample = self.replace(runner, "_sample", self._noting)
         self._likeliest, self._drawn, self._row_parents = likeliest, drawn, row_parents
         self._wanted = True
         self._steps: deque[_Step] = deque(maxlen=_MOST_STEPS)
-        runner._sample = self._noting
-
-    def detach(self) -> None:
-        """Give the runner its method back."""
-        self._runner.__dict__.pop("_sample", None)
 
     def _noting(self, logits: torch.Tensor | None, metadata: Any) -> Any:
         if logits is None or not self._wanted or (metadata is None and not self._likeliest):

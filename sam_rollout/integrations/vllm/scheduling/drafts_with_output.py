@@ -12,12 +12,12 @@ from typing import Any
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds
 
-from sam_rollout.integrations.vllm.wrapping import wrap_once
+from sam_rollout.integrations.vllm.wrapping import Wrapper, wrap_once
 
 _DRAFTS, _WANTS_MADE = "sam_rollout_drafts", "sam_rollout_wants_made"
 
 
-class WithOutput:
+class WithOutput(Wrapper):
     """Wraps `sample_tokens` of vLLM's runner, and adds drafts to outputs.
 
     Attributes:
@@ -26,15 +26,10 @@ class WithOutput:
     """
 
     def __init__(self, runner: Any) -> None:
+        super().__init__()
         self.drafts: list[list[int]] | None = None
         self.wants_made = True
-        self._runner = runner
-        self._sample_tokens = runner.sample_tokens
-        runner.sample_tokens = self._sample
-
-    def detach(self) -> None:
-        """Give the runner its method back."""
-        del self._runner.sample_tokens
+        self._sample_tokens = self.replace(runner, "sample_tokens", self._sample)
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
         output = self._sample_tokens(*args, **kwargs)

@@ -27,6 +27,7 @@ from numba import types
 from sam_rollout.automaton.compilation import INT32, INT32_2D, INT64, kernel, warm_up, written
 from sam_rollout.integrations.vllm.sampling.samplers import is_active
 from sam_rollout.integrations.vllm.scheduling.async_scheduler import Note, attach
+from sam_rollout.integrations.vllm.wrapping import Wrapper
 from sam_rollout.session.session import DraftSession
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class Launched:
         return tokens
 
 
-class LateBinding:
+class LateBinding(Wrapper):
     """Wraps methods of a model runner with asynchronous scheduling; one per engine.
 
     Args:
@@ -140,6 +141,7 @@ class LateBinding:
         group: Any = None,
         drafter: EngineDrafter | None = None,
     ) -> None:
+        super().__init__()
         warm_up(_take_in)
         self._runner = runner
         self._session = session
@@ -156,23 +158,14 @@ class LateBinding:
         self._awaited: Launched | None = None  # the step before, if its tokens are waited for
         self._lengths: np.ndarray | None = None  # int32[B], the texts' lengths, if vLLM's are wrong
         self._filling = runner._make_buffer(SCORED_AHEAD, dtype=torch.int32)
-        self._wrapped = {
-            name: getattr(runner, name)
-            for name in (
-                "execute_model", "sample_tokens", "_bookkeeping_sync", "_model_forward",
-                "_calc_spec_decode_metadata",
-            )
-        }  # fmt: skip
-        runner.execute_model = self._execute_model
-        runner.sample_tokens = self._sample_tokens
-        runner._bookkeeping_sync = self._keep_books
-        runner._model_forward = self._forward
-        runner._calc_spec_decode_metadata = self._describe_drafts
-
-    def detach(self) -> None:
-        """Give the runner its methods back."""
-        for name in self._wrapped:
-            delattr(self._runner, name)
+        methods: dict[str, Any] = {
+            "execute_model": self._execute_model,
+            "sample_tokens": self._sample_tokens,
+            "_bookkeeping_sync": self._keep_books,
+            "_model_forward": self._forward,
+            "_calc_spec_decode_metadata": self._describe_drafts,
+        }
+        self._wrapped = {name: self.replace(runner, name, one) for name, one in methods.items()}
 
     def _execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         return self._wrapped["execute_model"](self._before(scheduler_output), *args, **kwargs)

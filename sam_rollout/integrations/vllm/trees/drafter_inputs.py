@@ -14,9 +14,10 @@ import torch
 
 from sam_rollout.integrations.vllm.trees.step_trees import StepTrees, TreeKeeper
 from sam_rollout.integrations.vllm.trees.tree_sampler import TreeRejectionSampler
+from sam_rollout.integrations.vllm.wrapping import Wrapper
 
 
-class DrafterInputs:
+class DrafterInputs(Wrapper):
     """Rearranges a runner's tensors before its drafter runs.
 
     Args:
@@ -26,13 +27,9 @@ class DrafterInputs:
     """
 
     def __init__(self, runner: Any, keeper: TreeKeeper, sampler: TreeRejectionSampler) -> None:
+        super().__init__()
         self._runner, self._keeper, self._sampler = runner, keeper, sampler
-        self._propose = runner.propose_draft_token_ids
-        runner.propose_draft_token_ids = self._proposing
-
-    def detach(self) -> None:
-        """Restore the runner's own `propose_draft_token_ids`."""
-        self._runner.__dict__.pop("propose_draft_token_ids", None)
+        self._propose = self.replace(runner, "propose_draft_token_ids", self._proposing)
 
     def _proposing(self, *args: Any, **kwargs: Any) -> Any:
         trees, path = self._keeper.step, self._sampler.path

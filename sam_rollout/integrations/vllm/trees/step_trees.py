@@ -18,6 +18,7 @@ from sam_rollout.automaton.compilation import (
     written,
 )
 from sam_rollout.drafting.in_flight import DraftBatch
+from sam_rollout.integrations.vllm.wrapping import Wrapper
 from sam_rollout.verification.trees import TreeShapes
 
 
@@ -75,7 +76,7 @@ def _shape(
     return count
 
 
-class TreeKeeper:
+class TreeKeeper(Wrapper):
     """Keeps the shapes of a runner's proposed drafts until the drafts are verified.
 
     The scheduler knows draft tokens only as a list, and may cut it short or leave it out. Parents
@@ -89,17 +90,13 @@ class TreeKeeper:
     """
 
     def __init__(self, runner: Any) -> None:
+        super().__init__()
         warm_up_shapes()
         self._runner = runner
-        self._prepare_inputs = runner._prepare_inputs
+        self._prepare_inputs = self.replace(runner, "_prepare_inputs", self._preparing)
         self._row_of: dict[str, int] = {}
         self._parents = np.zeros((0, 0), np.int32)
         self.step: StepTrees | None = None
-        runner._prepare_inputs = self._preparing
-
-    def detach(self) -> None:
-        """Restore the runner's own `_prepare_inputs`."""
-        self._runner.__dict__.pop("_prepare_inputs", None)
 
     def keep(self, request_ids: list[str], batch: DraftBatch) -> None:
         """Keep the shapes of the drafts that are being proposed.
