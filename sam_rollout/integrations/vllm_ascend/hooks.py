@@ -13,10 +13,8 @@ from sam_rollout.integrations.vllm.drafting.startup_check import WrongDrafterErr
 from sam_rollout.integrations.vllm.engine_settings import PROPOSER_CLASS, has_settings, settings_of
 from sam_rollout.integrations.vllm_ascend.versions import is_supported, require_supported
 
-LATE_BINDING = "sam_rollout.integrations.vllm_ascend.scheduling.late_binding:AscendLateBinding"
-ENGINE_DRAFTER = (
-    "sam_rollout.integrations.vllm_ascend.model_drafts.engine_drafter:AscendEngineDrafter"
-)
+LATE_BINDING = "sam_rollout.integrations.vllm_ascend.late_binding:AscendLateBinding"
+ENGINE_DRAFTER = "sam_rollout.integrations.vllm_ascend.model_drafts:AscendEngineDrafter"
 # Methods that NPUModelRunner calls on drafters even if they lack them.
 CALLED_ON_EVERY_DRAFTER = ("load_model", "dummy_run")
 
@@ -74,7 +72,7 @@ def install_samplers(runner: Any) -> None:
         return
     require_supported(settings.ours)
     # Importing vllm-ascend's samplers chooses a device.
-    from sam_rollout.integrations.vllm_ascend.sampling.samplers import (
+    from sam_rollout.integrations.vllm_ascend.samplers import (
         heed_logprobs_mode,
         install_sampler,
     )

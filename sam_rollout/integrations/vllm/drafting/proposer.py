@@ -36,7 +36,6 @@ from sam_rollout.session.adapter import EngineHooks
 from sam_rollout.session.padding import NO_GRAPH, NO_PADDING
 from sam_rollout.session.session import DraftSession, shapes_of, why_chains
 from sam_rollout.sources import check_sources
-from sam_rollout.sources.contract import Piece
 
 if TYPE_CHECKING:
     from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter
@@ -145,10 +144,7 @@ class SamProposer:
         self._why_no_trees = ""
 
     def load_model(self, *_args: Any, **_kwargs: Any) -> None:
-        """Do nothing; the runners for CPU and NPU call this."""
-
-    def dummy_run(self, *_args: Any, **_kwargs: Any) -> None:
-        """Do nothing; the runner for NPU calls this."""
+        """Do nothing; the runner for CPUs calls this."""
 
     def bind(self, model_runner: Any, *, drafts_are_used: bool, record: bool) -> None:
         """Begin a session for the requests of a runner; it replaces an earlier session.
@@ -323,18 +319,10 @@ class SamProposer:
         }
 
     def probe(self, begin: bool) -> tuple[int, int] | None:
-        """Begin or end a probe of the draft model, see `EngineDrafter.end_probe`."""
+        """Begin or end a probe of the draft model, see `EngineDrafter.probe`."""
         if self._engine_drafter is None or self.session is None:
             return None
-        if begin:
-            self._engine_drafter.begin_probe()
-            return 0, 0
-        return self._engine_drafter.end_probe()
-
-    def pause(self, paused: bool) -> None:
-        """Stop drafting, or resume it; see ``DraftSession.pause``."""
-        if self.session is not None:
-            self.session.pause(paused)
+        return self._engine_drafter.probe(begin)
 
     def _why_synchronous(self) -> str:
         if self._runner is None or self._late_binding is not None:
@@ -347,10 +335,6 @@ class SamProposer:
         if current_platform.is_cpu():
             return "vLLM does so on a CPU"
         return "the engine was started so, or the package's entry points are not installed"
-
-    def exchange_texts(self, origin: str, pieces: list) -> list[Piece]:
-        """Exchange texts with other engines; ranks without a session return nothing."""
-        return self.session.exchange_texts(origin, pieces) if self.session else []
 
     def drain(self, going_on: Iterable[RequestIdentity] = ()) -> dict[str, Any] | None:
         """Return the record of ``DraftSession.drain``; None on ranks without a session."""

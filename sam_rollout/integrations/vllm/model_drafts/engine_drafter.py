@@ -126,15 +126,14 @@ class EngineDrafter(Wrapper):
         self._failures, self._spent_s = 0, 0.0
         return counters
 
-    def begin_probe(self) -> None:
-        """Begin to compare the drafter's first tokens with the sampled tokens."""
-        self.is_probed = not self.failed
-        self._judged = self._right = 0
-        self._told = {}
+    def probe(self, begin: bool) -> tuple[int, int]:
+        """Begin or end to compare the drafter's first tokens with the sampled tokens.
 
-    def end_probe(self) -> tuple[int, int]:
-        """End the probe; return how many first draft tokens it judged, and how many were right."""
-        self.is_probed = False
+        Returns how many first draft tokens were judged so far, and how many were right.
+        """
+        self.is_probed = begin and not self.failed
+        if begin:
+            self._judged, self._right, self._told = 0, 0, {}
         return self._judged, self._right
 
     def _judge(self, request_ids: list[str], sampled: list[int], made: Made | None) -> None:

@@ -26,7 +26,7 @@ from numba import types
 
 from sam_rollout.automaton.compilation import INT32, INT32_2D, INT64, kernel, warm_up, written
 from sam_rollout.integrations.vllm.sampling.samplers import is_active
-from sam_rollout.integrations.vllm.scheduling.async_scheduler import Note, attach
+from sam_rollout.integrations.vllm.scheduling.async_scheduler import NOTE, Note
 from sam_rollout.integrations.vllm.wrapping import Wrapper
 from sam_rollout.session.session import DraftSession
 
@@ -403,4 +403,4 @@ class LateBinding(Wrapper):
         is_probed = self._drafter is not None and self._drafter.is_probed
         wants_made = self._session.wants_made or is_probed
         note = Note(self._session.wants_drafts, self._bound if places else None, wants_made)
-        attach(output._model_runner_output, note)
+        setattr(output._model_runner_output, NOTE, tuple(note))

@@ -14,7 +14,7 @@ from sam_rollout.integrations.vllm.scheduling.scheduler_choice import (
     scheduler_of,
     why_synchronous,
 )
-from sam_rollout.integrations.vllm_ascend.scheduling import scheduler_choice as ascend
+from sam_rollout.integrations.vllm_ascend import versions as ascend
 from sam_rollout.sources.model import BY_PASSES, METHODS, WITH_FILES, ModelSourceConfig
 
 KNOWN = "0.31.0+cpu"
