@@ -11,10 +11,12 @@ from typing import Any
 from sam_rollout.integrations.vllm.drafting.proposer import SamProposer, is_output_rank
 from sam_rollout.integrations.vllm.drafting.startup_check import WrongDrafterError
 from sam_rollout.integrations.vllm.engine_settings import PROPOSER_CLASS, has_settings, settings_of
+from sam_rollout.integrations.vllm_ascend.late_binding import AscendLateBinding
+from sam_rollout.integrations.vllm_ascend.model_drafts import AscendEngineDrafter
 from sam_rollout.integrations.vllm_ascend.versions import is_supported, require_supported
 
-LATE_BINDING = "sam_rollout.integrations.vllm_ascend.late_binding:AscendLateBinding"
-ENGINE_DRAFTER = "sam_rollout.integrations.vllm_ascend.model_drafts:AscendEngineDrafter"
+# In place of the classes for vLLM's own runner.
+LATE_BINDING, ENGINE_DRAFTER = AscendLateBinding, AscendEngineDrafter
 # Methods that NPUModelRunner calls on drafters even if they lack them.
 CALLED_ON_EVERY_DRAFTER = ("load_model", "dummy_run")
 

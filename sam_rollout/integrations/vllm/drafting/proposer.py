@@ -7,10 +7,9 @@ of the input batch. Ranks whose drafts vLLM ignores have no `DraftSession`.
 from __future__ import annotations
 
 import logging
-import pkgutil
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,8 @@ from sam_rollout.core.limits import Limits
 from sam_rollout.integrations.vllm.ascend import hooks_of
 from sam_rollout.integrations.vllm.drafting.scored_positions import ScoredPositions
 from sam_rollout.integrations.vllm.engine_settings import WITHOUT_DRAFTS_KEY, settings_of
+from sam_rollout.integrations.vllm.model_drafts.drafter_weights import read_again
+from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter
 from sam_rollout.integrations.vllm.sampling.sampler_clock import SamplerClock
 from sam_rollout.integrations.vllm.sampling.samplers import keeps_draws
 from sam_rollout.integrations.vllm.scheduling.dp_exchange import (
@@ -27,26 +28,21 @@ from sam_rollout.integrations.vllm.scheduling.dp_exchange import (
     join_group,
     steps_in_lockstep,
 )
+from sam_rollout.integrations.vllm.scheduling.drafts_with_output import WithOutput
+from sam_rollout.integrations.vllm.scheduling.late_binding import LateBinding
 from sam_rollout.integrations.vllm.scheduling.scheduler_choice import (
     come_with_output,
     has_places,
     why_synchronous,
 )
+from sam_rollout.integrations.vllm.trees.attachment import NOT_YET, Trees, why_no_trees
 from sam_rollout.session.adapter import EngineHooks
 from sam_rollout.session.padding import NO_GRAPH, NO_PADDING
 from sam_rollout.session.session import DraftSession, shapes_of, why_chains
 from sam_rollout.sources import check_sources
 
-if TYPE_CHECKING:
-    from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter
-    from sam_rollout.integrations.vllm.scheduling.drafts_with_output import WithOutput
-    from sam_rollout.integrations.vllm.scheduling.late_binding import LateBinding
-    from sam_rollout.integrations.vllm.trees.attachment import Trees
-
 logger = logging.getLogger(__name__)
 
-LATE_BINDING = "sam_rollout.integrations.vllm.scheduling.late_binding:LateBinding"
-ENGINE_DRAFTER = "sam_rollout.integrations.vllm.model_drafts.engine_drafter:EngineDrafter"
 # The runner's attribute for our proposer, if its `drafter` is vLLM's own.
 PROPOSER_ATTRIBUTE = "sam_rollout_proposer"
 
@@ -174,17 +170,16 @@ class SamProposer:
             self._attached.append(self._trees)
         hooks = hooks_of(model_runner)
         if self.config.drafts_with_model:
-            from sam_rollout.integrations.vllm.model_drafts.drafter_weights import read_again
-
             read_again(model_runner)
-            name = ENGINE_DRAFTER if hooks is None else hooks.ENGINE_DRAFTER
-            self._engine_drafter = pkgutil.resolve_name(name)(
-                model_runner,
-                self.config.sources.model,
+            model, passes = self.config.sources.model, self.config.sources.model.max_tokens
+            if self.exchange is not None:
                 # Engines that share experts must all run the same number of passes, even idle ones.
-                self.config.sources.model.max_tokens
-                if self.exchange is None
-                else self.config.max_draft_tokens,
+                passes = self.config.max_draft_tokens
+            drafter_class = EngineDrafter if hooks is None else hooks.ENGINE_DRAFTER
+            self._engine_drafter = drafter_class(
+                model_runner,
+                model,
+                passes,
                 self.exchange is None and self._vllm_config.parallel_config.world_size == 1,
                 self._choose_drafts if drafts_are_used and not late else None,
                 ahead=drafts_are_used and late,
@@ -195,8 +190,8 @@ class SamProposer:
             from vllm.distributed import get_tp_group
 
             group = get_tp_group()
-            name = LATE_BINDING if hooks is None else hooks.LATE_BINDING
-            self._late_binding = pkgutil.resolve_name(name)(
+            binding_class = LateBinding if hooks is None else hooks.LATE_BINDING
+            self._late_binding = binding_class(
                 model_runner,
                 self.session,
                 group if group.world_size > 1 else None,
@@ -204,15 +199,11 @@ class SamProposer:
             )
             self._attached.append(self._late_binding)
         elif drafts_are_used and come_with_output(self._vllm_config):
-            from sam_rollout.integrations.vllm.scheduling.drafts_with_output import WithOutput
-
             self._with_output = WithOutput(model_runner)
             self._attached.append(self._with_output)
 
     def _bind_trees(self, model_runner: Any) -> None:
         """Prepare the runner for trees; drafts are chains if it cannot verify trees."""
-        from sam_rollout.integrations.vllm.trees.attachment import NOT_YET, Trees, why_no_trees
-
         self._why_no_trees = ""
         self._trees = None
         if self.config.draft_shape == "chain":

@@ -44,11 +44,9 @@ class RowKeys(LogitsProcessor):
         self._arrivals: OrderedDict[str, int] = OrderedDict()
 
     def is_argmax_invariant(self) -> bool:
-        """Return True, since no logits are changed."""
         return True
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the logits as they are."""
         return logits
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:

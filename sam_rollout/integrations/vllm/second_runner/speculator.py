@@ -59,7 +59,6 @@ class SamSpeculator(BaseSpeculator):
         self._offered: DraftTokenIds | None = None
 
     def attach(self, runner: Any) -> None:
-        """Connect the speculator with its runner."""
         self._states = runner.req_states
         runner.drafter = self.proposer
         runner.take_draft_token_ids = self._take_draft_token_ids

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import pkgutil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sam_rollout.config import SamConfig
 from sam_rollout.integrations.vllm.sampling.samplers import keeps_draws
+from sam_rollout.integrations.vllm.trees.drafter_inputs import DrafterInputs
 from sam_rollout.integrations.vllm.trees.step_trees import TreeKeeper
-
-if TYPE_CHECKING:
-    from sam_rollout.integrations.vllm.trees.drafter_inputs import DrafterInputs
-
+from sam_rollout.integrations.vllm.trees.tree_sampler import with_trees
 
 # Device, as vLLM's platform names it -> the attention that verifies trees there.
 ATTENTION = {
@@ -81,9 +79,6 @@ class Trees:
     """
 
     def __init__(self, runner: Any, with_model: bool) -> None:
-        from sam_rollout.integrations.vllm.trees.drafter_inputs import DrafterInputs
-        from sam_rollout.integrations.vllm.trees.tree_sampler import with_trees
-
         self._runner, self._sampler = runner, runner.rejection_sampler
         self._keeper = TreeKeeper(runner)
         self._attention = _attention_of_device()(runner, self._keeper)
@@ -98,7 +93,6 @@ class Trees:
         return None if self._keeper.step is None else self._keeper.step.row_parents
 
     def detach(self) -> None:
-        """Undo the preparation of the runner."""
         self._runner.rejection_sampler = self._sampler
         if self._drafter_inputs is not None:
             self._drafter_inputs.detach()

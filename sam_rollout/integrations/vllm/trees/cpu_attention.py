@@ -97,18 +97,16 @@ class CpuTreeAttention(TreeAttention):
                 written = [(first + node, context + n) for n, node in enumerate(path)]
                 texts.append((tokens, context + len(path), table[row], written))
         self._tree_tokens = torch.tensor(tree_tokens)
-        calls, at = [], 0
-        while at < len(texts):
-            pages, stop = 0, at
-            while stop < len(texts):
-                needed = self._pages_of(texts[stop])
-                if pages + needed > _SPARE_PAGES:
-                    break
-                pages += needed
-                stop += 1
-            calls.append(self._call(texts[at:stop], metadata))
-            at = stop
-        return calls
+        groups: list[list] = [[]]
+        pages = 0
+        for text in texts:
+            needed = self._pages_of(text)
+            if pages + needed > _SPARE_PAGES:
+                groups.append([])
+                pages = 0
+            groups[-1].append(text)
+            pages += needed
+        return [self._call(group, metadata) for group in groups]
 
     def _pages_of(self, text: tuple) -> int:
         """Return the number of spare pages that a text needs."""
