@@ -47,10 +47,8 @@ class Bookkeeping:
     ) -> None:
         """End the session's part of a step, which began at `started_ns`.
 
-        Args:
-            offered: bool[B], rows that may draft; None if no row may.
-            budget: the gate's budget of draft tokens.
-            branches: whether drafts may be trees.
+        `offered`, bool[B], has the rows that may draft; it is None if no row may. `budget` is the
+        gate's. `branches` says whether drafts may be trees.
         """
         self.ledger.offer(offered)
         if self._record and not self.failures:

@@ -96,9 +96,7 @@ class DraftSession:
         self._requests = requests
         self._record = record
         self._heard = hooks.heard
-        shapes: tuple[str, ...] = ("chain",)
-        if hooks.takes_trees is not None:
-            shapes = shapes_of(config)
+        shapes = ("chain",) if hooks.takes_trees is None else shapes_of(config)
         self._takes_trees = hooks.takes_trees
         self.gate: GuardedGate = make_gate(config.gate, limits, exchange, len(shapes))
         self.drafter: SamDrafter | None = SamDrafter(config, limits, shapes)

@@ -18,13 +18,7 @@ from sam_rollout.integrations.vllm.wrapping import Wrapper
 
 
 class DrafterInputs(Wrapper):
-    """Rearranges a runner's tensors before its drafter runs.
-
-    Args:
-        runner: a vLLM runner with vLLM's own drafter; its `propose_draft_token_ids` is wrapped.
-        keeper: holds the step's trees.
-        sampler: holds the accepted paths.
-    """
+    """Rearranges a runner's tensors before vLLM's drafter runs (`propose_draft_token_ids`)."""
 
     def __init__(self, runner: Any, keeper: TreeKeeper, sampler: TreeRejectionSampler) -> None:
         super().__init__()
@@ -49,7 +43,6 @@ class DrafterInputs(Wrapper):
         """Move each request's accepted tokens, with their hidden states, to its first indices.
 
         Args:
-            trees: the step's trees.
             path: int64 [B, N + 1], the accepted path's node at each depth, 0 beyond the path's end.
             hidden, aux_hidden: [tokens, ...], hidden states of the step's tokens.
             sample_hidden: [rows, ...], hidden states of the tokens after which a token was sampled.

@@ -102,8 +102,6 @@ class SplitTreeAttention(TreeAttention):
         """Attend to the texts before the trees, and weigh the result with that of the trees.
 
         Args:
-            impl: the layer's implementation.
-            step: the step's trees.
             query: [R, T, heads, head size].
             cache: keys and values, [blocks, block size, heads of the cache, head size].
             own: the trees' part, see `attend`.
@@ -239,8 +237,6 @@ def attend(
     Args:
         query: [R, T, heads, head size].
         key, value: [R, keys, heads of the cache, head size].
-        mask: which keys a token attends to.
-        scale: the factor of the scores.
 
     Returns:
         float32 [R, T, heads, head size], and the log-sum-exp, float32 [R, T, heads].

@@ -82,9 +82,6 @@ class TreeKeeper(Wrapper):
     The scheduler knows draft tokens only as a list, and may cut it short or leave it out. Parents
     come before their children, so a shortened list is still a tree.
 
-    Args:
-        runner: vLLM's model runner; its `_prepare_inputs` is wrapped.
-
     Attributes:
         step: trees of the current verify step; None if all its drafts are chains.
     """
@@ -164,7 +161,6 @@ def trees_of(
         kept: int32 [B], the row of `kept_parents` that has the request's tree; -1: a chain.
         ends: int32 [B], the index behind the request's last token among the step's tokens.
         kept_parents: int32 [rows, k], the draft token that each draft token follows; -1: none.
-        device: the device of `StepTrees.shapes`.
 
     Returns:
         The trees; int64 [2, tokens], indices of tokens and the corrections of their positions.

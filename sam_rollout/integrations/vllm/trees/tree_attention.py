@@ -12,12 +12,7 @@ from sam_rollout.integrations.vllm.wrapping import Wrapper
 
 
 class TreeAttention(Wrapper):
-    """Replaces the attention of the runner's layers in steps with trees.
-
-    Args:
-        runner: vLLM's model runner, whose cache is ready.
-        keeper: has the step's trees.
-    """
+    """Replaces the attention of a runner's layers in steps with trees; the cache must be ready."""
 
     implementation: ClassVar[type]  # of the layers' attention
     goes_with_model: ClassVar[bool]  # whether a draft model may draft, too

@@ -34,7 +34,6 @@ class TreeRejectionSampler(KeyedRejectionSampler):
 
     Args:
         sampler: the sampler that the runner used so far; its state is taken over.
-        keeper: holds the step's trees.
         accept: called with the step's trees, the nodes of each path, int64 [B, N + 1], and the
             sampled tokens.
 
