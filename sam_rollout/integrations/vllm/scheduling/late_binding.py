@@ -18,20 +18,18 @@ import dataclasses
 import threading
 import time
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numba import types
 
 from sam_rollout.automaton.compilation import INT32, INT32_2D, INT64, kernel, warm_up, written
+from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter, Made
 from sam_rollout.integrations.vllm.sampling.samplers import is_active
 from sam_rollout.integrations.vllm.scheduling.async_scheduler import NOTE, Note
 from sam_rollout.integrations.vllm.wrapping import Wrapper
 from sam_rollout.session.session import DraftSession
-
-if TYPE_CHECKING:
-    from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter, Made
 
 # Limit of scored tokens for a step that is prepared ahead. An accelerator whose memory limits its
 # speed scores them in about the time of one token.
