@@ -34,7 +34,7 @@ from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
 from recipes.dapo_qwen3.synthetic_math import draw_problems, prompts_of
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, sources_of
 from sam_rollout.integrations.vllm.offline import offline_engine
-from sam_rollout.integrations.vllm_ascend.late_binding import AscendLateBinding
+from sam_rollout.integrations.vllm_ascend.hooks import AscendLateBinding
 from sam_rollout.sources.model import ModelSourceConfig
 from tests.ascend.conftest import MODEL
 from tests.integration.responses import (

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sam_rollout.core.identity import identify
+from sam_rollout.sources import NAMES
 
 
 def requests(
@@ -93,6 +94,13 @@ def come_and_go(
 def drafts(report: dict[str, Any]) -> tuple[int, int]:
     books = report["requests"].values()
     return sum(book[1] for book in books), sum(book[2] for book in books)
+
+
+def drafts_from(source: str, report: dict[str, Any]) -> tuple[int, int]:
+    place = NAMES.index(source)
+    columns = (report["steps"][f"{kind}_per_source"] for kind in ("drafted", "accepted"))
+    drafted, accepted = (sum(row[place] for row in column if row) for column in columns)
+    return drafted, accepted
 
 
 def runner_of(engine: Any) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 from sam_rollout.config import ConfigError
 from sam_rollout.core.identity import OUTSIDE_TRAINING, TRAIN_SPLIT, RequestIdentity, identify
 from sam_rollout.core.limits import Limits
-from sam_rollout.integrations.vllm.ascend import hooks_of
+from sam_rollout.integrations.vllm.ascend import from_ascend, hooks_of
 from sam_rollout.integrations.vllm.drafting.scored_positions import ScoredPositions
 from sam_rollout.integrations.vllm.engine_settings import WITHOUT_DRAFTS_KEY, settings_of
 from sam_rollout.integrations.vllm.model_drafts.drafter_weights import read_again
@@ -83,9 +83,7 @@ class RunnerRequests:
 
     def takes_no_drafts(self, request_id: str) -> bool:
         """Whether a request asks to be sampled without drafts, or cannot have drafts."""
-        sampling = getattr(self._runner.requests.get(request_id), "sampling_params", None)
-        if sampling is None:
-            return False
+        sampling = self._runner.requests[request_id].sampling_params
         has_grammar = self._no_grammars and sampling.structured_outputs is not None
         return has_grammar or bool((sampling.extra_args or {}).get(WITHOUT_DRAFTS_KEY))
 
@@ -94,9 +92,7 @@ class RunnerRequests:
 
         Grammars and thinking budgets read the draft tokens as a single text.
         """
-        sampling = getattr(self._runner.requests.get(request_id), "sampling_params", None)
-        if sampling is None:
-            return True
+        sampling = self._runner.requests[request_id].sampling_params
         thinks = getattr(sampling, "thinking_token_budget", None) is not None
         return sampling.structured_outputs is None and not thinks
 
@@ -175,8 +171,10 @@ class SamProposer:
             if self.exchange is not None:
                 # Engines that share experts must all run the same number of passes, even idle ones.
                 passes = self.config.max_draft_tokens
-            drafter_class = EngineDrafter if hooks is None else hooks.ENGINE_DRAFTER
-            self._engine_drafter = drafter_class(
+            ours = (
+                EngineDrafter if hooks is None else from_ascend("model_drafts:AscendEngineDrafter")
+            )
+            self._engine_drafter = ours(
                 model_runner,
                 model,
                 passes,
@@ -190,8 +188,8 @@ class SamProposer:
             from vllm.distributed import get_tp_group
 
             group = get_tp_group()
-            binding_class = LateBinding if hooks is None else hooks.LATE_BINDING
-            self._late_binding = binding_class(
+            binding = LateBinding if hooks is None else hooks.AscendLateBinding
+            self._late_binding = binding(
                 model_runner,
                 self.session,
                 group if group.world_size > 1 else None,
