@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import pytest
 
 from sam_rollout.core.identity import identify
 from sam_rollout.sources import NAMES
@@ -101,6 +104,36 @@ def drafts_from(source: str, report: dict[str, Any]) -> tuple[int, int]:
     columns = (report["steps"][f"{kind}_per_source"] for kind in ("drafted", "accepted"))
     drafted, accepted = (sum(row[place] for row in column if row) for column in columns)
     return drafted, accepted
+
+
+def spied(patch: pytest.MonkeyPatch, owner: Any, *names: str) -> Counter[str]:
+    """Count the calls of methods by name."""
+    counts: Counter[str] = Counter()
+
+    def spy(name: str, method: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            counts[name] += 1
+            return method(*arguments, **options)
+
+        return call
+
+    for name in names:
+        patch.setattr(owner, name, spy(name, getattr(owner, name)))
+    return counts
+
+
+def failing(owner: Any, name: str, at: int) -> list[None]:
+    """Note the calls of a method; call number `at` fails."""
+    method, calls = getattr(owner, name), []
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        calls.append(None)
+        if len(calls) == at:
+            raise RuntimeError("broken on purpose")
+        return method(*arguments, **options)
+
+    setattr(owner, name, call)
+    return calls
 
 
 def runner_of(engine: Any) -> Any:

@@ -24,7 +24,7 @@ from sam_rollout.integrations.vllm.scheduling.scheduler_choice import (
 from tests.emulated_device import asynchronous_scheduling
 from tests.integration.conftest import MODEL
 from tests.integration.random_drafters import write_medusa, write_policy_with_mtp
-from tests.integration.responses import drafts, drafts_from, generate, runner_of, texts
+from tests.integration.responses import drafts, drafts_from, failing, generate, runner_of, texts
 
 HEAD = Path(f"{MODEL}_eagle3")
 K, TOKENS, SIBLINGS = 3, 120, 2
@@ -208,16 +208,7 @@ def passes_of(engine: Any) -> list[int]:
 @both_ways
 def test_a_model_that_fails_leaves_drafts_from_texts(ahead, start, some, reference, caplog):
     engine = start(sam("own"), ahead=ahead)
-    drafter = runner_of(engine).drafter
-    propose, calls = drafter.propose, []
-
-    def fail(*args: Any, **kwargs: Any) -> Any:
-        calls.append(None)
-        if len(calls) == 10:
-            raise RuntimeError("broken on purpose")
-        return propose(*args, **kwargs)
-
-    drafter.propose = fail
+    calls = failing(runner_of(engine).drafter, "propose", at=10)
     assert texts(generate(engine, some, SIBLINGS, max_tokens=TOKENS)) == reference
     counters, *_ = drained(engine)
     assert counters["draft/failures"] == 0 and counters["draft/model_failures"] == 1
