@@ -35,7 +35,8 @@ from sam_rollout.integrations.vllm.scheduling.scheduler_choice import (
     has_places,
     why_synchronous,
 )
-from sam_rollout.integrations.vllm.trees.attachment import NOT_YET, Trees, why_no_trees
+from sam_rollout.integrations.vllm.trees.attachment import NOT_YET, attach_trees, why_no_trees
+from sam_rollout.integrations.vllm.trees.step_trees import TreeKeeper
 from sam_rollout.session.adapter import EngineHooks
 from sam_rollout.session.padding import NO_GRAPH, NO_PADDING
 from sam_rollout.session.session import DraftSession, shapes_of, why_chains
@@ -132,7 +133,7 @@ class SamProposer:
         self._late_binding: LateBinding | None = None
         self._with_output: WithOutput | None = None
         self._engine_drafter: EngineDrafter | None = None
-        self._trees: Trees | None = None
+        self._trees: TreeKeeper | None = None
         self._why_no_trees = ""
 
     def load_model(self, *_args: Any, **_kwargs: Any) -> None:
@@ -162,8 +163,6 @@ class SamProposer:
             self._attached.pop().detach()
         self._late_binding = self._with_output = self._engine_drafter = None
         self._bind_trees(model_runner)
-        if self._trees is not None:
-            self._attached.append(self._trees)
         hooks = hooks_of(model_runner)
         if self.config.drafts_with_model:
             read_again(model_runner)
@@ -210,7 +209,8 @@ class SamProposer:
             model_runner, self._vllm_config, self.config
         )
         if not self._why_no_trees:
-            self._trees = Trees(model_runner, self.config.drafts_with_model)
+            self._trees, others = attach_trees(model_runner, self.config.drafts_with_model)
+            self._attached += [self._trees, *others]
         elif self.config.draft_shape == "tree" and self._why_no_trees != NOT_YET:
             logger.warning("sam.draft_shape = chain: %s", self._why_no_trees)
 
@@ -223,8 +223,9 @@ class SamProposer:
         likeliest = self.config.sources.recycling.enabled
         drawn = self.config.sources.draws.enabled and keeps_draws(self._runner)
         if likeliest or drawn:
-            options = {} if self._trees is None else {"row_parents": self._trees.row_parents}
-            scored = ScoredPositions(self._runner, likeliest=likeliest, drawn=drawn, **options)
+            scored = ScoredPositions(
+                self._runner, likeliest=likeliest, drawn=drawn, trees=self._trees
+            )
             self._attached.append(scored)
             hooks["heard"] = scored.take
         if self._engine_drafter is not None:
