@@ -56,12 +56,7 @@ def come_and_go(
 ) -> dict[str, list[int]]:
     """Return responses to requests that join a few at a time; some have grammars or penalties.
 
-    Args:
-        engine: A ``vllm.LLM``.
-        prompts: Token ids.
-        longest: Tokens of the longest response.
-        aborts: Whether some requests are aborted.
-        between: Called with the ``LLMEngine`` every eleven steps.
+    ``between`` is called with the ``LLMEngine`` every eleven steps.
     """
     from vllm.sampling_params import StructuredOutputsParams
 

@@ -61,6 +61,7 @@ def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
         return
     _check_options(model_runner.vllm_config.parallel_config)
     rows = KeyedRows(model_runner)
+    rows.watch_batch()
     sampler.topk_topp_sampler = AscendKeyedTopKTopPSampler(sampler.logprobs_mode, rows, config)
     if hasattr(model_runner, "rejection_sampler"):
         model_runner.rejection_sampler = AscendKeyedRejectionSampler(sampler, rows, config)

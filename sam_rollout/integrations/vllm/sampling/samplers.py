@@ -61,6 +61,7 @@ def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
     if isinstance(sampler.topk_topp_sampler, KeyedTopKTopPSampler):
         return
     rows = KeyedRows(model_runner)
+    rows.watch_batch()
     sampler.topk_topp_sampler = KeyedTopKTopPSampler(sampler.logprobs_mode, rows, config)
     if hasattr(model_runner, "rejection_sampler"):
         model_runner.rejection_sampler = KeyedRejectionSampler(

@@ -15,7 +15,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from sam_rollout.config import ConfigError, RolloutSamplerConfig
 from sam_rollout.integrations.vllm.drafting.proposer import SamProposer
 from sam_rollout.integrations.vllm.engine_settings import MODEL_RUNNER_ENV, settings_of
-from sam_rollout.integrations.vllm.sampling.keyed_rows import RowKeys
+from sam_rollout.integrations.vllm.sampling.keyed_rows import KeyedRows
 from sam_rollout.integrations.vllm.sampling.samplers import cut
 from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockstep
 from sam_rollout.verification import (
@@ -149,7 +149,7 @@ class KeyedSampling:
     kind = "coupled"
 
     def __init__(self, runner: Any) -> None:
-        self._row_keys = RowKeys(runner)
+        self._rows = KeyedRows(runner)
         self._sampler = runner.sampler
         self._states = runner.req_states
         add = runner.add_requests
@@ -168,9 +168,9 @@ class KeyedSampling:
 
     def _set_keys(self, names: list[str]) -> None:
         slots = [self._states.req_id_to_index[name] for name in names]
-        keys = self._row_keys.keys
+        keys = self._rows.keys
         keys[torch.tensor(slots, device=keys.device)] = torch.tensor(
-            self._row_keys.keys_of(names), device=keys.device
+            self._rows.keys_of(names), device=keys.device
         )
 
     def _draw(
@@ -180,7 +180,7 @@ class KeyedSampling:
 
         ``slots`` has each row's slot, ``positions`` the text position in front of the drawn token.
         """
-        bits = keyed_bits(self._row_keys.keys[slots], positions + 1)
+        bits = keyed_bits(self._rows.keys[slots], positions + 1)
         tokens = draw_gumbel(logits.to(torch.float32), bits)
         greedy = self._sampler.sampling_states.temperature.gpu[slots] == 0
         return torch.where(greedy, logits.argmax(dim=-1), tokens)

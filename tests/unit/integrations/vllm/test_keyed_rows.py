@@ -6,7 +6,7 @@ from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessors
 
 from sam_rollout.core.identity import identify
-from sam_rollout.integrations.vllm.sampling.keyed_rows import RowKeys
+from sam_rollout.integrations.vllm.sampling.keyed_rows import KeyedRows
 
 PROMPT = [5, 6, 7]
 
@@ -33,7 +33,7 @@ class Batch:
         self.runner = SimpleNamespace(
             vllm_config=config, device=torch.device("cpu"), requests={}, input_batch=batch
         )
-        self.keys = RowKeys(self.runner)
+        self.keys = KeyedRows(self.runner)
 
     def becomes(self, *names: str, **joining: SamplingParams) -> list[int]:
         """Change the batch as vLLM does and return the keys of its rows."""
