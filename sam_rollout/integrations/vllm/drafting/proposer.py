@@ -82,20 +82,15 @@ class RunnerRequests:
         prompt_ids = request.prompt_token_ids or []
         return identify(prompt_ids, seed=0, step=OUTSIDE_TRAINING, sibling=0, split=TRAIN_SPLIT)
 
-    def takes_no_drafts(self, request_id: str) -> bool:
-        """Whether a request asks to be sampled without drafts, or cannot have drafts."""
+    def takes(self, request_id: str, shape: str) -> bool:
+        """Whether a request may have drafts of a shape; it may have asked for none."""
         sampling = self._runner.requests[request_id].sampling_params
-        has_grammar = self._no_grammars and sampling.structured_outputs is not None
-        return has_grammar or bool((sampling.extra_args or {}).get(WITHOUT_DRAFTS_KEY))
-
-    def takes_trees(self, request_id: str) -> bool:
-        """Whether a live request's drafts may be trees.
-
-        Grammars and thinking budgets read the draft tokens as a single text.
-        """
-        sampling = self._runner.requests[request_id].sampling_params
-        thinks = getattr(sampling, "thinking_token_budget", None) is not None
-        return sampling.structured_outputs is None and not thinks
+        if (sampling.extra_args or {}).get(WITHOUT_DRAFTS_KEY):
+            return False
+        if shape == "tree":  # grammars and thinking budgets read the draft tokens as a single text
+            thinks = getattr(sampling, "thinking_token_budget", None) is not None
+            return sampling.structured_outputs is None and not thinks
+        return not self._no_grammars or sampling.structured_outputs is None
 
 
 class SamProposer:
@@ -215,7 +210,7 @@ class SamProposer:
             logger.warning("sam.draft_shape = chain: %s", self._why_no_trees)
 
     def _new_session(self, record: bool) -> DraftSession:
-        hooks: dict[str, Any] = {}
+        hooks: dict[str, Any] = {"verifies_trees": self._trees is not None}
         if record:
             clock = SamplerClock(self._runner)
             self._attached.append(clock)
@@ -232,15 +227,12 @@ class SamProposer:
             hooks["made"] = self._engine_drafter.take
             # With asynchronous scheduling, a model's drafts come two steps later.
             hooks["made_after"] = 3 if has_places(self._vllm_config) else 1
-        requests = RunnerRequests(self._runner)
-        if self._trees is not None:
-            hooks["takes_trees"] = requests.takes_trees
         sources: Any = self.config.sources
         if not drawn:  # the source `draws` needs a sampler that keeps drawn tokens
             sources = replace(sources, draws=replace(sources.draws, enabled=False))
         return DraftSession(
             replace(self.config, sources=sources),
-            requests,
+            RunnerRequests(self._runner),
             self._limits,
             exchange=self.exchange,
             record=record,
