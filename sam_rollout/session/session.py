@@ -115,8 +115,7 @@ class DraftSession:
         self._request_ids: list[str] = []
         # By shape: the requests of the batch that may not have such drafts.
         self._left_out: list[set[str]] = [set() for _ in shapes]
-        # For each shape, the rows that may draft: 1 if all may, or int32[B] with 0 or 1 for each
-        # row.
+        # By shape: int32[B], 1 for each row that may draft, 0 for others; or 1 if all may.
         self._may_draft: list[int | np.ndarray] = [1] * len(shapes)
         self._shares = (1.0,) * len(shapes)  # by shape, the share of rows that may draft it
         self._gate_open = False  # whether the gate was open when the last drafts were made
@@ -288,15 +287,13 @@ class DraftSession:
                 if identity is not None:
                     drafter.admit(request_id, identity)
         drafter.bind(request_ids)
-        shares = []
         for place, shape in enumerate(drafter.shapes):
             left_out = self._left_out[place].intersection(request_ids)
             left_out.update(one for one in joined if not self._requests.takes(one, shape))
             self._left_out[place] = left_out
             may_draft = [request_id not in left_out for request_id in request_ids]
             self._may_draft[place] = np.array(may_draft, np.int32) if left_out else 1
-            shares.append(sum(may_draft) / len(may_draft) if left_out else 1.0)
-        self._shares = tuple(shares)
+        self._shares = tuple(float(np.mean(one)) for one in self._may_draft)
         self._request_ids = list(request_ids)
 
     def exchange_texts(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:

@@ -293,19 +293,16 @@ class LateBinding(Wrapper):
     def _bind(self, step: Any, drafts: Mapping[str, list[int]]) -> dict[str, Any]:
         """Put drafts into a step's placeholders; return the fields of the step that change."""
         scheduled = dict(step.num_scheduled_tokens)
-        total = step.total_num_scheduled_tokens
         bound: dict[str, list[int]] = {}
         for request_id, places in self._places.items():
             tokens = drafts.get(request_id, [])[: len(places)]
             if tokens:
                 bound[request_id] = tokens
-            spare = len(places) - len(tokens)
-            scheduled[request_id] -= spare
-            total -= spare
+            scheduled[request_id] -= len(places) - len(tokens)
         self._bound = {request_id: len(tokens) for request_id, tokens in bound.items()}
         return {
             "num_scheduled_tokens": scheduled,
-            "total_num_scheduled_tokens": total,
+            "total_num_scheduled_tokens": sum(scheduled.values()),
             "scheduled_spec_decode_tokens": bound,
         }
 
