@@ -320,13 +320,10 @@ class KeyedRejectionSampler(RejectionSampler):
 def _without_min_tokens(
     sampling: SamplingMetadata,
 ) -> tuple[SamplingMetadata, MinTokensLogitsProcessor | None]:
-    others, found = [], None
-    for rule in sampling.logitsprocs.all:
-        if isinstance(rule, MinTokensLogitsProcessor):
-            found = rule
-        else:
-            others.append(rule)
-    return replace(sampling, logitsprocs=LogitsProcessors(others)), found
+    rules = list(sampling.logitsprocs.all)
+    found = next((rule for rule in rules if isinstance(rule, MinTokensLogitsProcessor)), None)
+    others = LogitsProcessors([rule for rule in rules if rule is not found])
+    return replace(sampling, logitsprocs=others), found
 
 
 def _changes_logits(sampling: SamplingMetadata) -> bool:
