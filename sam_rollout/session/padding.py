@@ -80,7 +80,8 @@ class DraftPadding:
 
     def describe(self) -> str:
         """Name the steps that are filled up, for the start-up report."""
-        parts, (closed, opened) = [], self._by_rows
+        parts = []
+        closed, opened = self._by_rows
         for steps, applies in (("every step", closed), ("steps that draft", opened & ~closed)):
             if applies.any():
                 parts.append(f"{steps} of up to {np.flatnonzero(applies)[-1]} requests")

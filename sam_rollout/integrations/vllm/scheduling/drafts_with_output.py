@@ -61,7 +61,7 @@ class SyncScheduler(Scheduler):
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         told = getattr(model_runner_output, _DRAFTS, None)
         self.drafts_came = told is not None
-        drafts, self._wants_made = told or ([], True)
+        drafts, self._wants_made = (None, True) if told is None else told
         if drafts:
             self.update_draft_token_ids(DraftTokenIds(model_runner_output.req_ids, drafts))
         return outputs
