@@ -71,7 +71,7 @@ def drafting(
 
 class TreeSession(OwnSession):
     def __init__(self, config: SamConfig, max_rows: int, longest: int, now_s: Any = None) -> None:
-        hooks = EngineHooks(takes_trees=lambda _: True)
+        hooks = EngineHooks(verifies_trees=True)
         super().__init__(config, max_rows, longest, now_s, hooks, record=True)
 
     def admit(self, request_id: str, trace: Trace, step: int) -> None:

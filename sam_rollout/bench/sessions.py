@@ -65,8 +65,8 @@ class _Requests(dict[str, RequestIdentity]):
     def identity(self, request_id: str) -> RequestIdentity:
         return self[request_id]
 
-    def takes_no_drafts(self, request_id: str) -> bool:
-        return False
+    def takes(self, request_id: str, shape: str) -> bool:
+        return True
 
 
 class _ClockedGate(AutoGate):

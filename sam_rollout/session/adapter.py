@@ -24,8 +24,8 @@ class Requests(Protocol):
     def identity(self, request_id: str) -> RequestIdentity | None:
         """Return a live request's identity; called when the request joins, if a source needs it."""
 
-    def takes_no_drafts(self, request_id: str) -> bool:
-        """Whether a live request is sampled without drafts; called once, when the request joins."""
+    def takes(self, request_id: str, shape: str) -> bool:
+        """Whether a live request may have drafts of a shape; called once, when it joins."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +40,7 @@ class EngineHooks:
         made: returns the arguments of `Source.receive` for this step, or None.
         made_after: number of steps from the one in which `DraftSession.wants_made` becomes true to
             the first one for which `made` returns drafts.
-        takes_trees: returns whether a live request's drafts may be trees; called once, when the
-            request joins. None if the engine verifies only chains.
+        verifies_trees: whether drafts may be trees; if not, they are chains.
     """
 
     graph_of: GraphOf = no_graphs
@@ -49,7 +48,7 @@ class EngineHooks:
     heard: Callable[[bool], Scored | None] = lambda _open: None
     made: Callable[[], tuple[Int32Array, np.ndarray | None] | None] = lambda: None
     made_after: int = 1
-    takes_trees: Callable[[str], bool] | None = None
+    verifies_trees: bool = False
 
 
 NO_HOOKS = EngineHooks()  # for an engine that offers none of these functions

@@ -47,10 +47,8 @@ class Bookkeeping:
     ) -> None:
         """End the session's part of a step, which began at `started_ns`.
 
-        Args:
-            offered: bool[B], rows that may draft; None if no row may.
-            budget: the gate's budget of draft tokens.
-            branches: whether drafts may be trees.
+        `offered`, bool[B], has the rows that may draft; it is None if no row may. `budget` is the
+        gate's. `branches` says whether drafts may be trees.
         """
         self.ledger.offer(offered)
         if self._record and not self.failures:
@@ -90,11 +88,9 @@ class Bookkeeping:
             *notes, strict=True
         )
         sums = np.frombuffer(b"".join(verified), np.int64).reshape(len(notes), -1)
-        by_source = np.zeros((2, len(notes), len(NAMES)), np.int64)
-        width = len(self._places)
-        for kind in range(2):
-            first = BY_PLACE + self._k + kind * width
-            by_source[kind][:, self._places] = sums[:, first : first + width]
+        by_source = np.zeros((len(notes), 2, len(NAMES)), np.int64)
+        last = sums[:, BY_PLACE + self._k :]
+        by_source[:, :, self._places] = last.reshape(len(notes), 2, len(self._places))
         drafted = sums[:, REQUESTS] > 0
         columns = {
             "gate_open": gate_open,
@@ -106,8 +102,8 @@ class Bookkeeping:
             "draft_tokens": sums[:, TOKENS].tolist(),
             "accepted_tokens": sums[:, KEPT].tolist(),
             "accepted_per_position": _lists(sums[:, BY_PLACE : BY_PLACE + self._k], drafted),
-            "drafted_per_source": _lists(by_source[0], drafted),
-            "accepted_per_source": _lists(by_source[1], drafted),
+            "drafted_per_source": _lists(by_source[:, 0], drafted),
+            "accepted_per_source": _lists(by_source[:, 1], drafted),
         }
         return {"noted_s": list(noted_s), **{name: list(columns[name]) for name in NOTE_COLUMNS}}
 

@@ -99,13 +99,9 @@ class RequestLedger:
 
     def drain(self) -> dict[str, RequestTotals]:
         """Return the totals of requests that ended since the last call, and of live ones."""
-        report = self._finished
-        self._finished = {}
-        for request_id, counts in self._parked.items():
-            report[request_id] = RequestTotals(*counts.tolist())
-        for row, request_id in enumerate(self._ids):
-            report[request_id] = RequestTotals(*self._counts[:, row].tolist())
-        return report
+        ended, self._finished = self._finished, {}
+        live = self._parked | {name: self._counts[:, row] for row, name in enumerate(self._ids)}
+        return ended | {name: RequestTotals(*counts.tolist()) for name, counts in live.items()}
 
 
 @kernel(

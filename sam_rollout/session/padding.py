@@ -9,7 +9,6 @@ padding (its issue 16637). Missing draft tokens are filled up with copies of the
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import IntEnum
 
 import numpy as np
 from numba import types
@@ -39,14 +38,6 @@ def no_graphs(_num_tokens: int, _uniform: bool) -> str:
 NO_PADDING = "no step"  # result of `DraftPadding.describe` if no step is filled up
 
 
-class Padding(IntEnum):
-    """Which of the steps with a given number of requests are filled up."""
-
-    NO_STEP = 0
-    DRAFTING_STEPS = 1  # with the gate open
-    EVERY_STEP = 2
-
-
 def padding_by_rows(setting: str, graph_of: GraphOf, limits: Limits) -> np.ndarray:
     """Decide which steps to fill up, by the graphs in which they would run.
 
@@ -59,22 +50,18 @@ def padding_by_rows(setting: str, graph_of: GraphOf, limits: Limits) -> np.ndarr
     tokens.
 
     Returns:
-        ``Padding`` as int8 [max_rows + 1], by the number of requests.
+        bool [2, max_rows + 1], whether a step is filled up, by [gate open][number of requests].
     """
-    max_rows, k = limits.max_rows, limits.k
-    by_rows = np.full(max_rows + 1, Padding.NO_STEP, np.int8)
-    if setting == "never":
-        return by_rows
-    for rows in range(1, min(max_rows, limits.max_batched_tokens // (1 + k)) + 1):
-        if setting == "always":
-            by_rows[rows] = Padding.EVERY_STEP
-            continue
-        filled, plain = graph_of(rows * (1 + k), True), graph_of(rows, False)
-        if filled != FULL_GRAPH or plain == FULL_GRAPH:
-            continue
-        without_graph = plain == NO_GRAPH
-        by_rows[rows] = Padding.EVERY_STEP if without_graph else Padding.DRAFTING_STEPS
-    return by_rows
+    k = limits.k
+    most = min(limits.max_rows, limits.max_batched_tokens // (1 + k))
+    applies = np.zeros((2, limits.max_rows + 1), bool)
+    applies[:, 1 : most + 1] = setting == "always"
+    if setting == "auto":
+        for rows in range(1, most + 1):
+            filled, plain = graph_of(rows * (1 + k), True), graph_of(rows, False)
+            if filled == FULL_GRAPH and plain != FULL_GRAPH:
+                applies[:, rows] = plain == NO_GRAPH, True
+    return applies
 
 
 class DraftPadding:
@@ -86,24 +73,18 @@ class DraftPadding:
 
     def __init__(self, setting: str, graph_of: GraphOf, limits: Limits) -> None:
         warm_up(_fill_up)
-        by_rows = padding_by_rows(setting, graph_of, limits)
-        self._by_rows = by_rows
-        # Whether a step is filled up, indexed by [gate open][requests]. Lists are fast to index.
-        closed, opened = by_rows == Padding.EVERY_STEP, by_rows != Padding.NO_STEP
-        self._applies = closed.tolist(), opened.tolist()
-        self.in_use = bool(by_rows.any())
+        self._by_rows = padding_by_rows(setting, graph_of, limits)
+        self._applies = self._by_rows.tolist()  # lists are fast to index
+        self.in_use = bool(self._by_rows.any())
         self._max_model_len = limits.max_model_len
 
     def describe(self) -> str:
         """Name the steps that are filled up, for the start-up report."""
         parts = []
-        for padding, steps in (
-            (Padding.EVERY_STEP, "every step"),
-            (Padding.DRAFTING_STEPS, "steps that draft"),
-        ):
-            (rows,) = np.nonzero(self._by_rows == padding)
-            if len(rows):
-                parts.append(f"{steps} of up to {rows[-1]} requests")
+        closed, opened = self._by_rows
+        for steps, applies in (("every step", closed), ("steps that draft", opened & ~closed)):
+            if applies.any():
+                parts.append(f"{steps} of up to {np.flatnonzero(applies)[-1]} requests")
         return ", ".join(parts) or NO_PADDING
 
     def applies(self, rows: int, gate_open: bool) -> bool:

@@ -96,10 +96,7 @@ class DraftSession:
         self._requests = requests
         self._record = record
         self._heard = hooks.heard
-        shapes: tuple[str, ...] = ("chain",)
-        if hooks.takes_trees is not None:
-            shapes = shapes_of(config)
-        self._takes_trees = hooks.takes_trees
+        shapes = shapes_of(config) if hooks.verifies_trees else ("chain",)
         self.gate: GuardedGate = make_gate(config.gate, limits, exchange, len(shapes))
         self.drafter: SamDrafter | None = SamDrafter(config, limits, shapes)
         names = [source.name for source in self.drafter.sources]
@@ -116,10 +113,9 @@ class DraftSession:
         self.wants_drafts = False
         self._paused = False
         self._request_ids: list[str] = []
-        self._without: set[str] = set()  # requests of the batch that take no drafts
-        self._chains_only: set[str] = set()  # requests of the batch whose drafts cannot be trees
-        # For each shape, the rows that may draft: 1 if all may, or int32[B] with 0 or 1 for each
-        # row.
+        # By shape: the requests of the batch that may not have such drafts.
+        self._left_out: list[set[str]] = [set() for _ in shapes]
+        # By shape: int32[B], 1 for each row that may draft, 0 for others; or 1 if all may.
         self._may_draft: list[int | np.ndarray] = [1] * len(shapes)
         self._shares = (1.0,) * len(shapes)  # by shape, the share of rows that may draft it
         self._gate_open = False  # whether the gate was open when the last drafts were made
@@ -291,22 +287,13 @@ class DraftSession:
                 if identity is not None:
                     drafter.admit(request_id, identity)
         drafter.bind(request_ids)
-        self._without = {
-            *self._without.intersection(request_ids),
-            *filter(self._requests.takes_no_drafts, joined),
-        }
-        if self._takes_trees is not None:
-            self._chains_only = {
-                *self._chains_only.intersection(request_ids),
-                *(request_id for request_id in joined if not self._takes_trees(request_id)),
-            }
-        shares = []
         for place, shape in enumerate(drafter.shapes):
-            left_out = self._without | self._chains_only if shape == "tree" else self._without
+            left_out = self._left_out[place].intersection(request_ids)
+            left_out.update(one for one in joined if not self._requests.takes(one, shape))
+            self._left_out[place] = left_out
             may_draft = [request_id not in left_out for request_id in request_ids]
             self._may_draft[place] = np.array(may_draft, np.int32) if left_out else 1
-            shares.append(sum(may_draft) / len(may_draft) if left_out else 1.0)
-        self._shares = tuple(shares)
+        self._shares = tuple(float(np.mean(one)) for one in self._may_draft)
         self._request_ids = list(request_ids)
 
     def exchange_texts(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:

@@ -58,7 +58,8 @@ def verify_vectorised(
     accepted = leading(accept)  # [batch]
 
     final_row = layout.first_row + accepted
-    weights = _select(probabilities, final_row, scratch)
+    scratch = None if scratch is None else scratch[: layout.batch]
+    weights = torch.index_select(probabilities, 0, final_row, out=scratch)  # overwritten below
     # `culprit` is the rejected draft token. It is negative if padding was rejected or all tokens
     # were accepted; then nothing is removed from the target's distribution.
     beyond = drafts.new_full((layout.batch, 1), -1)
@@ -81,10 +82,3 @@ def verify_vectorised(
     tokens = torch.cat((drafts, final.unsqueeze(1)), dim=1)
     tokens.scatter_(1, accepted.unsqueeze(1), final.unsqueeze(1))
     return layout.keep(tokens, accepted)
-
-
-def _select(rows: torch.Tensor, index: torch.Tensor, scratch: torch.Tensor | None) -> torch.Tensor:
-    """Copy the indexed rows, float32 [batch, vocabulary]; the caller overwrites the copy."""
-    if scratch is None:
-        return rows.index_select(0, index)
-    return torch.index_select(rows, 0, index, out=scratch[: len(index)])

@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,6 +26,7 @@ stand_in.prepare()
 
 # ruff: noqa: E402
 import numpy as np
+import pytest
 import torch
 from transformers import AutoTokenizer
 from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
@@ -34,7 +34,7 @@ from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
 from recipes.dapo_qwen3.synthetic_math import draw_problems, prompts_of
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, sources_of
 from sam_rollout.integrations.vllm.offline import offline_engine
-from sam_rollout.integrations.vllm_ascend.scheduling.late_binding import AscendLateBinding
+from sam_rollout.integrations.vllm_ascend.hooks import AscendLateBinding
 from sam_rollout.sources.model import ModelSourceConfig
 from tests.ascend.conftest import MODEL
 from tests.integration.responses import (
@@ -42,12 +42,14 @@ from tests.integration.responses import (
     core_of,
     counted,
     drafts,
+    failing,
     generate,
     runner_of,
+    spied,
     texts,
 )
 
-WAYS: Counter[str] = Counter()  # calls of late binding's methods by name
+WAYS = spied(pytest.MonkeyPatch(), AscendLateBinding, "_bind", "_follow", "_fill")
 NOT_YET = 5  # a valid token; if it is read too early, the text differs
 K = 3
 SIBLINGS, LONGEST = 2, 110
@@ -133,17 +135,6 @@ def let_tokens_arrive_late() -> None:
     AsyncGPUModelRunnerOutput.__init__ = init
 
 
-def count_ways() -> None:
-    for name in ("_bind", "_follow", "_fill"):
-        method = getattr(AscendLateBinding, name)
-
-        def call(*arguments: Any, _name: str = name, _method: Any = method, **options: Any) -> Any:
-            WAYS[_name] += 1
-            return _method(*arguments, **options)
-
-        setattr(AscendLateBinding, name, call)
-
-
 @contextmanager
 def started(side: Side) -> Iterator[Any]:
     arguments = {
@@ -181,20 +172,6 @@ def watched(runner: Any) -> list[list[int]]:
     return steps
 
 
-def count_calls(drafter: Any, fails_at: int) -> list[None]:
-    """Count the forward passes of a head; the pass `fails_at` fails."""
-    forward, calls = drafter.forward, []
-
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        calls.append(None)
-        if len(calls) == fails_at:
-            raise RuntimeError("broken on purpose")
-        return forward(*args, **kwargs)
-
-    drafter.forward = noted
-    return calls
-
-
 def know_nothing(*models: Any) -> None:
     """Make all tokens equally likely for the models, so that only the noise decides."""
     for model in models:
@@ -217,7 +194,7 @@ def try_out(name: str) -> dict[str, Any]:
         }  # fmt: skip
         if with_head:
             drafter, policy = runner.drafter.model, runner.model
-            calls = count_calls(drafter, FAILS_AT if name == "head, fails" else 0)
+            calls = failing(drafter, "forward", at=FAILS_AT if name == "head, fails" else 0)
             found["shared"] = [
                 drafter.lm_head is policy.lm_head,
                 drafter.model.embed_tokens is policy.model.embed_tokens,
@@ -278,6 +255,5 @@ def try_out(name: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    count_ways()
     let_tokens_arrive_late()
     json.dump({name: try_out(name) for name in sys.argv[1:] or ENGINES}, sys.stdout)

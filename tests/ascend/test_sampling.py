@@ -12,7 +12,7 @@ from vllm_ascend.sample.sampler import AscendSampler, _apply_top_k_top_p_pytorch
 from sam_rollout.config import SAMPLERS, ConfigError, RolloutSamplerConfig
 from sam_rollout.core.identity import identify
 from sam_rollout.integrations.vllm.sampling.samplers import installed_sampler
-from sam_rollout.integrations.vllm_ascend.sampling.samplers import (
+from sam_rollout.integrations.vllm_ascend.samplers import (
     REFUSED,
     AscendKeyedRejectionSampler,
     install_sampler,

@@ -16,6 +16,7 @@ from sam_rollout.integrations.vllm.scheduling.scheduler_choice import (
     SYNC_SCHEDULER_CLASS,
     why_synchronous,
 )
+from sam_rollout.integrations.vllm_ascend.model_drafts import AscendEngineDrafter
 from tests.ascend.conftest import MODEL
 
 HEAD = f"{MODEL}_eagle3"
@@ -114,8 +115,6 @@ def runner_with(*, captured=False, positions=256):
     ],
 )
 def test_what_cannot_be_done_is_refused(sampled, runner, field):
-    from sam_rollout.integrations.vllm_ascend.model_drafts.engine_drafter import AscendEngineDrafter
-
     model = {"enabled": True, "path": HEAD, "sampled": sampled}
     config = SamConfig.from_mapping({"sources": {"model": model}}).sources.model
     with pytest.raises(ConfigError, match=field):
@@ -123,8 +122,6 @@ def test_what_cannot_be_done_is_refused(sampled, runner, field):
 
 
 def test_captured_passes_are_left_as_they_are():
-    from sam_rollout.integrations.vllm_ascend.model_drafts.engine_drafter import AscendEngineDrafter
-
     runner = runner_with(captured=True)
     runner.propose_draft_token_ids = lambda *_args: torch.tensor([[5, 6, 7, 8]])
     runner.sample_tokens = None

@@ -85,8 +85,7 @@ VLLM_SAMPLERS: Table = {
             "runner.sampler draws where there are no drafts, runner.rejection_sampler verifies",
             "self.sampler(logits=logits, sampling_metadata=sampling_metadata)",
             "self.rejection_sampler(spec_decode_metadata, draft_probs, logits, sampling_metadata)"),
-        "GPUModelRunner.positions":
-            "the position of every scheduled token, from which a token's random number follows",
+        "GPUModelRunner.positions": "of every scheduled token; random numbers follow from it",
         "GPUModelRunner._prepare_inputs": (
             "without drafts the last scheduled token of each request is sampled from",
             "logits_indices = query_start_loc[1:] - 1"),
@@ -115,12 +114,9 @@ VLLM_SAMPLERS: Table = {
         "the cuts of both our samplers; on GPUs by the function that it calls for many rows",
         "return apply_top_k_top_p_triton(logits, k, p)"),
     "v1.spec_decode.metadata": {
-        "SpecDecodeMetadata.logits_indices":
-            "which scheduled token each row of a verify step belongs to",
-        "SpecDecodeMetadata.cu_num_draft_tokens":
-            "rows lie request by request, drafts first, then the bonus row",
-        "SpecDecodeMetadata.num_draft_tokens":
-            "how many rows each request has, for leading an engine along known texts",
+        "SpecDecodeMetadata.logits_indices": "the scheduled token of each row in a verify step",
+        "SpecDecodeMetadata.cu_num_draft_tokens": "per request: rows of drafts, then the bonus row",
+        "SpecDecodeMetadata.num_draft_tokens": "rows of each request, for engines led along texts",
     },
     "v1.engine.output_processor:OutputProcessor.process_outputs": (
         "tokens of a step are read first, then their log-probabilities, from the same output",
@@ -128,12 +124,10 @@ VLLM_SAMPLERS: Table = {
         "req_state.logprobs_processor.update_from_output(engine_core_output)"),
     "v1.engine.detokenizer:BaseIncrementalDetokenizer.update(new_token_ids, stop_terminated)":
         "looks for stop strings; we hand it one token at a time",
-    "v1.engine.logprobs:LogprobsProcessor.update_from_output(output)":
-        "we cut them where the tokens were cut",
+    "v1.engine.logprobs:LogprobsProcessor.update_from_output(output)": "cut like the tokens",
     "v1.outputs:LogprobsLists.slice_request(req_idx, num_positions)": "of one request, to cut them",
     "sampling_params:SamplingParams._validate_spec_decode": (
-        "requests that our verification would have to treat specially are refused, by vLLM or "
-        "by what we wrap around it",
+        "requests that we cannot verify are refused, by vLLM or by our wrapper",
         "self.min_p > _SAMPLING_EPS or self.logit_bias"),
     "v1.sample.logits_processor:build_logitsprocs": (
         "custom logits processors are refused under speculation",
@@ -196,8 +190,7 @@ VLLM_PROPOSER: Table = {
 
 VLLM_LATE_BINDING: Table = {
     "config.vllm:VllmConfig.__post_init__": (
-        "wrapped: our method joins the list of those that go together with asynchronous "
-        "scheduling; when vLLM asks the proposer instead, the wrapper can go",
+        "wrapped: our method joins the list; when vLLM asks the proposer, the wrapper can go",
         "self.speculative_config.method not in get_args(NgramGPUTypes)",
         "self.scheduler_config.async_scheduling = True"),
     "config.scheduler:SchedulerConfig.get_scheduler_cls": (
@@ -263,8 +256,7 @@ VLLM_LATE_BINDING: Table = {
             "asked for drafts of the device only where there are request ids for them",
             "self._draft_token_req_ids"),
         "GPUModelRunner._preprocess": (
-            "inputs other than text are embedded before the forward pass: such engines schedule "
-            "synchronously",
+            "embeds inputs other than text too early: such engines schedule synchronously",
             "self.supports_mm_inputs",
             "self.enable_prompt_embeds"),
         "GPUModelRunner._update_states": (
@@ -335,8 +327,7 @@ VLLM_ENGINE_DRAFTER: Table = {
         "GPUModelRunner._build_attention_metadata": (
             "rows of drafts are those of the batch, whatever a graph is filled up with",
             "spec_decode_common_attn_metadata.unpadded(num_tokens, num_reqs)"),
-        "GPUModelRunner.valid_sampled_token_count_gpu":
-            "None where no drafter has told how many tokens each row gained",
+        "GPUModelRunner.valid_sampled_token_count_gpu": "None if no drafter told what rows gained",
         "GPUModelRunner._copy_draft_token_ids_to_cpu(scheduler_output, zeros_only)": (
             "copies nothing where there is only a list",
             "if not torch.is_tensor(draft_token_ids):"),
@@ -413,12 +404,10 @@ VLLM_EXPERTS: Table = {
 
 # For sam_rollout/session/padding.py and SamProposer.
 VLLM_GRAPHS: Table = {
-    "v1.worker.gpu_model_runner:GPUModelRunner.cudagraph_dispatcher":
-        "knows which graph a step would run in",
+    "v1.worker.gpu_model_runner:GPUModelRunner.cudagraph_dispatcher": "knows the graph of a step",
     "v1.cudagraph_dispatcher": {
-        "CudagraphDispatcher.dispatch(num_tokens, uniform_decode)": (
-            "asked with a number of tokens, and whether all requests have k drafts; changes "
-            "nothing"),
+        "CudagraphDispatcher.dispatch(num_tokens, uniform_decode)":
+            "asked with a number of tokens, and whether all requests have k drafts",
         "CudagraphDispatcher.initialize_cudagraph_keys": (
             "full graphs of decode steps are for k + 1 tokens a request only",
             "x <= max_num_tokens and x >= uniform_decode_query_len"),
@@ -430,8 +419,7 @@ VLLM_GRAPHS: Table = {
             "whatever was verified counts as a draft, filling included",
             "num_draft_tokens = len(scheduled_spec_token_ids)"),
         "Scheduler.schedule": (
-            "drafts for which a step has no room are cut, never more scheduled than were "
-            "handed out",
+            "drafts for which a step has no room are cut; no more are scheduled than we gave",
             "spec_token_ids = spec_token_ids[:num_scheduled_spec_tokens]"),
     },
 }
@@ -466,16 +454,14 @@ ASCEND_DATA_PARALLEL: Table = {
 
 VLLM_CONFIGURATION: Table = {
     "v1.attention.backends.gdn_attn:GDNAttentionMetadataBuilder.build": (
-        "a request without drafts goes on from its first state, whatever was accepted before: "
-        "hybrids have no drafts until this changes",
+        "requests without drafts go on from a wrong state: hybrids have none until it changes",
         "non_spec_state_indices_tensor = block_table_tensor[:, 0]"),
     "config.vllm": {
         "VllmConfig.additional_config": "carries our settings into every engine process, in a dict",
         "VllmConfig.speculative_config": "None is how the drafter is absent",
     },
     "sampling_params": {
-        "SamplingParams.extra_args":
-            "carries a request's identity (group, sibling, step, split, key)",
+        "SamplingParams.extra_args": "carries identity (group, sibling, step, split, key)",
         "SamplingParams.from_optional": (
             "extra_args can be given where sampling parameters are made",
             "extra_args=extra_args"),
@@ -486,9 +472,8 @@ VLLM_CONFIGURATION: Table = {
     },
     "config.parallel:ParallelConfig.worker_extension_cls": "worker methods of ours",
     "v1.engine.async_llm": {
-        "AsyncLLM.collective_rpc(method, timeout, args, kwargs)": "reaches the worker methods",
-        "AsyncLLM.add_request":
-            "wrapped in the server: the engine knows a request after it",
+        "AsyncLLM.collective_rpc(method, timeout, args, kwargs)": "reaches worker methods",
+        "AsyncLLM.add_request": "wrapped in the server: the engine knows a request after it",
         "AsyncLLM.generate": ("calls it", "await self.add_request(request_id, "),
         "AsyncLLM.model_config": "bounds of what other nodes say their engines sampled",
         "AsyncLLM.logger_manager": "the stat logger's records are drained from the server process",
@@ -561,10 +546,8 @@ VLLM_TREES_CPU: Table = {
 
 # On accelerators (split_attention.py).
 VLLM_TREES_SPLIT: Table = {
-    "config.compilation:CUDAGraphMode.has_full_cudagraphs()":
-        "in full graphs attention cannot be replaced",
-    "v1.worker.gpu_input_batch:InputBatch.num_computed_tokens_cpu":
-        "tokens of each text before the step",
+    "config.compilation:CUDAGraphMode.has_full_cudagraphs()": "their attention cannot be replaced",
+    "v1.worker.gpu_input_batch:InputBatch.num_computed_tokens_cpu": "each text's tokens so far",
 }
 
 # On GPUs (cuda_attention.py).
@@ -601,8 +584,7 @@ VLLM_TREES_CUDA: Table = {
 
 VLLM_CPU_WORKAROUNDS: Table = {
     "model_executor.layers.utils:dispatch_cpu_unquantized_gemm(layer, remove_weight)": (
-        "patched: packing drops layer.weight, and the next weight sync has no parameter to "
-        "load",
+        "patched: packing drops layer.weight, and the next weight sync has no parameter to load",
         "if remove_weight:",
         "layer.weight = torch.nn.Parameter(torch.empty(0"),
     "utils.cpu_triton_utils": {
@@ -655,8 +637,7 @@ VLLM_SECOND_RUNNER: Table = {
             "self.speculator.propose(input_batch, attn_metadata, slot_mappings_by_layer, "
             "spec_hidden_states, aux_hidden_states, num_sampled, num_rejected",
             "self.req_states.draft_tokens[input_batch.idx_mapping] = draft_tokens"),
-        "GPUModelRunner.take_draft_token_ids()":
-            "replaced: tells the scheduler how many drafts each request has",
+        "GPUModelRunner.take_draft_token_ids()": "replaced: tells how many drafts a request has",
     },
     "v1.worker.gpu.states": {
         "RequestState.all_token_ids": "texts",
@@ -700,8 +681,7 @@ VLLM_SECOND_RUNNER: Table = {
 # vllm-ascend has no branch for drafters of plug-ins.
 VLLM_ASCEND_WRAPPED: Table = {
     "spec_decode:get_spec_decode_method(method, vllm_config, device, runner)": (
-        "passed by for custom_class, which it refuses; when it has it, the plugin is not "
-        "needed",
+        "passed by for custom_class, which it refuses; when it has it, the plugin is not needed",
         "raise ValueError(f'Unknown speculative decoding method: {method}')"),
     "worker.model_runner_v1": {
         "NPUModelRunner(GPUModelRunner)": "the class that is wrapped",
@@ -743,11 +723,9 @@ VLLM_ASCEND: Table = {
             "self.cudagraph_dispatcher.dispatch("),
     },
     "compilation.acl_graph:set_graph_params(aclgraph_capture_sizes)": (
-        "what graphs share is kept by their number of tokens alone, so that one captured "
-        "for 1 token a request and one for k + 1 would get in each other's way",
+        "kept by tokens alone: graphs for 1 and for k + 1 tokens a request would collide",
         "{size: [] for size in aclgraph_capture_sizes}"),
-    "sample.sampler:AscendSampler.__init__(logprobs_mode)":
-        "takes logprobs_mode, if somebody hands it over",
+    "sample.sampler:AscendSampler.__init__(logprobs_mode)": "takes logprobs_mode if it is given",
     "sample.rejection_sampler": {
         "AscendRejectionSampler.__init__(sampler)": "made again with another sampler",
         "AscendRejectionSampler.apply_penalties(logits, sampling_metadata, metadata, "
@@ -809,8 +787,7 @@ VERL_ROLLOUT: Table = {
         "is_reward_model, is_teacher_model, name_suffix)": (
             "overridden to set server_class",
             "self.server_class = ray.remote(vLLMHttpServer)"),
-        "vLLMReplica._get_server_name_prefix()":
-            "overridden: the training side finds the server's actor by this name",
+        "vLLMReplica._get_server_name_prefix()": "overridden: how the training side finds it",
         "vLLMReplica.launch_servers": (
             "the driver finds servers by their names, to ask for progress",
             "f'{prefix}server_{self.replica_rank}_{node_rank}{self.name_suffix}'"),
@@ -822,8 +799,7 @@ VERL_ROLLOUT: Table = {
             "passes worker_extension_cls on",
             "'worker_extension_cls': self._get_worker_extension_cls()"),
         "vLLMHttpServer.generate(prompt_ids, sampling_params, request_id)": (
-            "overridden: adds extra_args, records the request; what it leaves in sampling_params "
-            "are vLLM's parameters but for max_tokens, to ask for the same once more",
+            "overridden: adds extra_args and records; leaves vLLM's parameters but for max_tokens",
             "sampling_params = SamplingParams(max_tokens=max_tokens, **sampling_params)",
             "rejected = await self._park_until_admitted(request_id)",
             "stop_reason = 'aborted'",
@@ -835,8 +811,7 @@ VERL_ROLLOUT: Table = {
         "vLLMHttpServer.abort_all_requests": (
             "overridden: the engine's clock stops", "while self._admitting > 0:",
             "self.engine.pause_generation("),
-        "vLLMHttpServer.collective_rpc(method, timeout, args, kwargs)":
-            "reaches the worker methods",
+        "vLLMHttpServer.collective_rpc(method, timeout, args, kwargs)": "reaches worker methods",
     },
     "workers.rollout.llm_server": {
         "LLMServerClient.generate(request_id, prompt_ids, sampling_params)":
@@ -885,10 +860,8 @@ VERL_TRAINER: Table = {
     },
     "trainer.ppo.v1.trainer_sync": {
         "PPOTrainerSync(PPOTrainer)": "base of our trainer",
-        "PPOTrainerSync.on_init_end()":
-            "overridden: first weight sync, then our check of the running engines",
-        "PPOTrainerSync.on_sample_end()":
-            "overridden: drains the engines' records into _pending_sync_metrics",
+        "PPOTrainerSync.on_init_end()": "overridden: weight sync, then our check of the engines",
+        "PPOTrainerSync.on_sample_end()": "overridden: drains records into _pending_sync_metrics",
         "PPOTrainerSync.on_step_end()": "overridden: ends the step's drafting state",
     },
     "trainer.ppo.v1.trainer_separate_async": {
@@ -939,8 +912,7 @@ VERL_TRAINER: Table = {
             "self.agent_loop_manager = agent_loop_manager_cls.create"),
         "run_ppo(config, task_runner_class)": "the recipe hands over here",
     },
-    "trainer.constants_ppo:get_ppo_ray_runtime_env(config)":
-        "environment variables of Ray's workers",
+    "trainer.constants_ppo:get_ppo_ray_runtime_env(config)": "environment of Ray's workers",
 }
 
 VERL_HEAD_TRAINING: Table = {
@@ -985,8 +957,7 @@ VERL_HEAD_TRAINING: Table = {
             "texts are packed into one row, of which Ulysses takes a part, or padded on the right",
             "input_ids_rmpad, position_ids_rmpad, pad_size = ulysses_pad_and_slice_inputs(",
             "input_ids = torch.nested.to_padded_tensor("),
-        "FSDPEngine.get_data_parallel_rank()":
-            "processes that share texts draw the same windows of them",
+        "FSDPEngine.get_data_parallel_rank()": "processes that share texts draw equal windows",
     },
     "workers.engine.megatron.transformer_impl": {
         "MegatronEngine.forward_backward_batch": (
@@ -998,8 +969,7 @@ VERL_HEAD_TRAINING: Table = {
             "wrapped: within it, hooks on the policy's layers see the whole micro-batch",
             "batch: TensorDict = next(batch_iter)"),
         "MegatronEngine.eval_mode()": "brings offloaded matrices back for a while",
-        "MegatronEngine.get_data_parallel_rank()":
-            "processes that share texts draw the same windows of them",
+        "MegatronEngine.get_data_parallel_rank()": "processes that share texts draw equal windows",
         "MegatronEngine.param_dtype": "of the policy's two matrices",
     },
     "utils.megatron_utils": {"unwrap_model(model)": "what is below DDP and Float16Module"},
@@ -1054,10 +1024,8 @@ MEGATRON: Table = {
         "TransformerBlock.layers": "a chunk's",
         "TransformerBlock.final_layernorm": "its output is what the output matrix is applied to",
     },
-    "core.transformer.transformer_layer:TransformerLayer.layer_number":
-        "counted from 1 over all stages and chunks",
-    "core.packed_seq_params:PackedSeqParams.cu_seqlens_q_padded":
-        "where packed texts begin, with their padding",
+    "core.transformer.transformer_layer:TransformerLayer.layer_number": "from 1 over all chunks",
+    "core.packed_seq_params:PackedSeqParams.cu_seqlens_q_padded": "where padded texts begin",
     "core.model_parallel_config:ModelParallelConfig.sequence_parallel":
         "between layers a text's tokens lie apart on processes of tensor parallelism, too",
 }
@@ -1069,18 +1037,15 @@ VERL_REPLAY_BUFFER: Table = {
         "filter_groups_metric, train_batch_size, gen_batch_size, max_inflight_gen_batches, "
         "sync_refill_failed_groups)":
             "poll_interval has no configuration key",
-        "ReplayBuffer.sample(global_steps, partition_id, batch_size)":
-            "waits for a step's responses",
+        "ReplayBuffer.sample(global_steps, partition_id, batch_size)": "waits for the responses",
         "ReplayBuffer._select_prompt_uids(partition_id, sampleable_keys, batch_size)":
             "overridden: which groups are trained on must not depend on timing",
         "ReplayBuffer._materialize_batch(partition_id, selected_prompt_uids, partition_snapshot)":
             "overridden: responses in the order of prompts and siblings",
-        "ReplayBuffer._wait_for_next_poll(partition_id, last_debug_time)":
-            "waits and tells the log what is in flight",
+        "ReplayBuffer._wait_for_next_poll(partition_id, last_debug_time)": "waits, and logs",
         "ReplayBuffer._clear_groups(partition_id, uids)": "filtered groups leave the buffer",
         "ReplayBuffer._sync_metadata_from_transfer_queue()": "one poll",
-        "ReplayBuffer._dapo_filtered_keys(partition_id)":
-            "dynamic sampling: groups without a learning signal",
+        "ReplayBuffer._dapo_filtered_keys(partition_id)": "groups without a learning signal",
     },
 }
 
@@ -1148,8 +1113,7 @@ VLLM_TIES: Table = {
 }
 VERL_DEATHS: Table = {
     "workers.rollout.vllm_rollout.bucketed_weight_transfer": {
-        "BucketedWeightSender._init_socket()":
-            "overridden: a second socket on which the receiver says that it failed",
+        "BucketedWeightSender._init_socket()": "overridden: a second socket, for failures",
         "BucketedWeightSender.async_send_weights": (
             "waits on the first without a limit", "self.socket.send_pyobj(", "self.socket.recv()"),
     },
@@ -1182,14 +1146,12 @@ VLLM_LATE_BINDING_BY_NUMBER: Table = {
 VLLM_ASCEND_LATE_BINDING: Table = {
     "worker.model_runner_v1": {
         "NPUModelRunner.execute_model(scheduler_output, intermediate_tensors)": (
-            "wrapped: drafts are bound before a step is prepared; no step is copied as long as the "
-            "drafter has returned a list",
+            "wrapped: binds drafts before a step is prepared; a list of drafts copies no step",
             "self._draft_token_ids is None",
             "self._update_states(scheduler_output)",
             "self._prepare_inputs(scheduler_output, num_scheduled_tokens_np)"),
         "NPUModelRunner._prepare_inputs": (
-            "waits for what was sampled where a step follows places that are not read yet: so none "
-            "is prepared ahead",
+            "waits for sampled tokens behind places that are not read yet: none prepared ahead",
             "if self._needs_seq_lens_cpu_sync and async_spec_decode_active:",
             "self._correct_optimistic_seq_lens_cpu(num_reqs)",
             "self._prepare_input_ids(scheduler_output, num_reqs, total_num_scheduled_tokens, "
@@ -1213,8 +1175,7 @@ VLLM_ASCEND_LATE_BINDING: Table = {
             "AsyncGPUModelRunnerOutput("),
         "NPUModelRunner._bookkeeping_sync(scheduler_output, sampler_output, logits, hidden_states, "
         "num_scheduled_tokens, spec_decode_metadata)": (
-            "wrapped: leaves sampled tokens on the device for the next step only where no drafter "
-            "does; it writes one placeholder a row, whatever was verified",
+            "wrapped: keeps tokens on the device only without a drafter; one placeholder a row",
             "if self.num_spec_tokens <= 0:",
             "self.input_batch.prev_sampled_token_ids = sampled_token_ids",
             "sampled_ids = [-1] if req_idx not in invalid_req_indices_set else None"),
@@ -1277,8 +1238,7 @@ VLLM_ASCEND_ENGINE_DRAFTER: Table = {
             "if not self.model.has_own_embed_tokens:",
             "self.model.model.embed_tokens = target_embed_tokens"),
         "AscendSpecDecodeBaseProposer._maybe_share_lm_head(model)": (
-            "wrapped: an EAGLE-3 head without an output layer is left without; when it is not, the "
-            "wrapper can go",
+            "wrapped: leaves an EAGLE-3 head without an output layer; if not, the wrapper can go",
             "if self.method in ('eagle', 'dflash'):"),
     },
 }

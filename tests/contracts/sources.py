@@ -32,12 +32,7 @@ WHEEL_OF = {
 
 
 def read_module(package: str, version: str, module: str) -> str:
-    """Return the source of a module.
-
-    Raises:
-        SourcesUnavailable: no network and no cached wheel.
-        FileNotFoundError: this version has no such module.
-    """
+    """Return the source of a module; without network, only wheels in the cache are there."""
     stem = "/".join([package, *module.split(".")])
     candidates = (f"{stem}.py", f"{stem}/__init__.py")
     if (package, version) in WHEEL_OF:

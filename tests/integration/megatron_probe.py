@@ -35,16 +35,8 @@ from sam_rollout.integrations.verl.state_capture import StateCapture
 from sam_rollout.integrations.vllm.engine_settings import EngineSettings
 from tests.megatron import ON_CPU
 
-LENGTHS = (
-    (3, 12),
-    (2, 9),
-    (15, 26),
-    (1, 7),
-    (4, 40),
-    (1, 11),
-    (9, 31),
-    (2, 8),
-)  # of prompts, and of prompts with their responses
+# Of prompts, and of prompts with their responses.
+LENGTHS = ((3, 12), (2, 9), (15, 26), (1, 7), (4, 40), (1, 11), (9, 31), (2, 8))
 WINDOW = 8
 OTHER_LAYERS = (0, 5)
 STEPS = 2

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import pytest
+
 from sam_rollout.core.identity import identify
+from sam_rollout.sources import NAMES
 
 
 def requests(
@@ -52,12 +56,7 @@ def come_and_go(
 ) -> dict[str, list[int]]:
     """Return responses to requests that join a few at a time; some have grammars or penalties.
 
-    Args:
-        engine: A ``vllm.LLM``.
-        prompts: Token ids.
-        longest: Tokens of the longest response.
-        aborts: Whether some requests are aborted.
-        between: Called with the ``LLMEngine`` every eleven steps.
+    ``between`` is called with the ``LLMEngine`` every eleven steps.
     """
     from vllm.sampling_params import StructuredOutputsParams
 
@@ -93,6 +92,43 @@ def come_and_go(
 def drafts(report: dict[str, Any]) -> tuple[int, int]:
     books = report["requests"].values()
     return sum(book[1] for book in books), sum(book[2] for book in books)
+
+
+def drafts_from(source: str, report: dict[str, Any]) -> tuple[int, int]:
+    place = NAMES.index(source)
+    columns = (report["steps"][f"{kind}_per_source"] for kind in ("drafted", "accepted"))
+    drafted, accepted = (sum(row[place] for row in column if row) for column in columns)
+    return drafted, accepted
+
+
+def spied(patch: pytest.MonkeyPatch, owner: Any, *names: str) -> Counter[str]:
+    """Count the calls of methods by name."""
+    counts: Counter[str] = Counter()
+
+    def spy(name: str, method: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            counts[name] += 1
+            return method(*arguments, **options)
+
+        return call
+
+    for name in names:
+        patch.setattr(owner, name, spy(name, getattr(owner, name)))
+    return counts
+
+
+def failing(owner: Any, name: str, at: int) -> list[None]:
+    """Note the calls of a method; call number `at` fails."""
+    method, calls = getattr(owner, name), []
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        calls.append(None)
+        if len(calls) == at:
+            raise RuntimeError("broken on purpose")
+        return method(*arguments, **options)
+
+    setattr(owner, name, call)
+    return calls
 
 
 def runner_of(engine: Any) -> Any:

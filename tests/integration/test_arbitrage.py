@@ -7,6 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, Qwen2Config, Qwen2Model
 
 from recipes.arbitrage import __main__ as command
 from recipes.arbitrage import engines
@@ -25,8 +27,6 @@ SMALL = ["--limit", "3", "--max-tokens", "80", "--max-step-tokens", "40", "--dty
 
 @pytest.fixture(scope="module")
 def router(tmp_path_factory):
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
     folder = tmp_path_factory.mktemp("router")
     torch.manual_seed(5)
     model = AutoModelForSequenceClassification.from_pretrained(command.TINY_DRAFT, num_labels=2)
@@ -105,8 +105,6 @@ def judged(solutions):
 
 
 def test_vllm_and_transformers_agree_on_a_router(router):
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
     solutions, _ = solutions_of(command.parser().parse_args(["report", *SMALL]))
     steps = judged(solutions)
     with judging_engine(str(router), 0.1) as engine:
@@ -123,9 +121,6 @@ def test_vllm_and_transformers_agree_on_a_router(router):
 
 
 def test_a_reward_model_scores_the_last_step_at_its_tag(tmp_path):
-    from safetensors.torch import save_file
-    from transformers import AutoTokenizer, Qwen2Config, Qwen2Model
-
     tag = "<extra_0>"
     tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
     tokenizer.add_tokens([tag])
@@ -165,8 +160,6 @@ def test_a_reward_model_scores_the_last_step_at_its_tag(tmp_path):
 
 
 def test_models_of_different_vocabularies_are_refused(tmp_path, capsys):
-    from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(command.TINY_DRAFT)
     tokenizer.add_tokens(["<other>"])
     tokenizer.save_pretrained(tmp_path)

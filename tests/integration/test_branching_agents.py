@@ -28,7 +28,6 @@ class EngineClient:
         return await answer
 
     async def run(self, loop: Any) -> Any:
-        """Run an agent loop to its end."""
         task = asyncio.ensure_future(loop)
         while not task.done():
             await asyncio.sleep(0.01)

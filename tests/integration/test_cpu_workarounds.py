@@ -44,7 +44,7 @@ def layer_utils():
 
 
 KERNEL_BUGS = [
-    ("_expand_kernel_impl", expand_kernel_is_broken, "_replace_expand_kernel"),
+    ("_expand_kernel_impl", expand_kernel_is_broken, "_expand"),
     ("_rejection_random_sample_kernel_impl", placeholders_are_accepted, "_reject_placeholders"),
 ]
 

@@ -12,6 +12,7 @@ import pytest
 from sam_rollout.config import ARTICLE, GateConfig, RolloutSamplerConfig
 from sam_rollout.integrations.vllm.engine_settings import WITHOUT_DRAFTS_KEY
 from tests.integration.conftest import MODEL
+from tests.integration.responses import drafts
 
 ENGINES = 2
 REQUESTS = 6
@@ -123,21 +124,23 @@ async def _run(model: str) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
         engine = AsyncLLM.from_vllm_config(config)
+    seen: dict[str, Any] = {}
     try:
-        bound = await ask_engines(engine, "sam_bind")
-        recorders = EngineRecorders(len(bound))
+        seen["bound"] = await ask_engines(engine, "sam_bind")
+        recorders = EngineRecorders(ENGINES)
         engine.logger_manager.stat_loggers.append(recorders)
         recorders.work_arrived()
-        texts = await _generate_all(engine, "request", EQUAL)
+        seen["texts"] = await _generate_all(engine, "request", EQUAL)
         await asyncio.sleep(0.5)  # the last step's record follows its output
-        drained = await ask_engines(engine, "sam_drain")
-        first_only = await engine.collective_rpc("sam_drain")
-        steps = [
+        seen["drained"] = await ask_engines(engine, "sam_drain")
+        seen["first_only"] = await engine.collective_rpc("sam_drain")
+        seen["steps"] = [
             recorder.drain(step=1, split="train", replica=0, session_steps=workers[0]["steps"])
-            for recorder, workers in zip(recorders.recorders, drained, strict=True)
+            for recorder, workers in zip(recorders.recorders, seen["drained"], strict=True)
         ]
         plain = [dataclasses.replace(request, drafts=False) for request in UNEQUAL]
-        together = {"texts": {"without": await _generate_all(engine, "without", plain)}}
+        together: dict[str, Any] = {"texts": {}}
+        together["texts"]["without"] = await _generate_all(engine, "without", plain)
         for kind, gate in GATES.items():
             await engine.collective_rpc("use_gate", args=(gate.to_mapping(),))
             together["texts"][kind] = await _generate_all(engine, kind, UNEQUAL)
@@ -146,27 +149,13 @@ async def _run(model: str) -> dict[str, Any]:
             together[kind] = {
                 "notes": notes,
                 "counters": [told["counters"] for told in afterwards],
-                "accepted": [
-                    sum(
-                        accepted
-                        for name, (_, _, accepted, *_) in told["requests"].items()
-                        if name.startswith(kind)
-                    )
-                    for told in afterwards
-                ],
+                "accepted": [drafts(told)[1] for told in afterwards],
             }
         sampled = [dataclasses.replace(request, temperature=1.0) for request in EQUAL]
         together["texts"]["sampled"] = await _generate_all(engine, "sampled", sampled)
     finally:
         engine.shutdown()
-    return {
-        "bound": bound,
-        "texts": texts,
-        "drained": drained,
-        "first_only": first_only,
-        "steps": steps,
-        "together": together,
-    }
+    return seen | {"together": together}
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 from sam_rollout.config import ARTICLE, GateConfig, TextsConfig, sources_of
-from sam_rollout.sources import NAMES
 from tests.integration import responses
 
 REQUESTS = 4
@@ -13,13 +12,6 @@ REQUESTS = 4
 def generate(engine: Any, prompts: list[list[int]], step: int) -> tuple[list[list[int]], dict]:
     outputs = responses.generate(engine, prompts, step=step, temperature=0.0, max_tokens=300)
     return responses.texts(outputs), engine.collective_rpc("sam_drain")[0]
-
-
-def drafts_from(source: str, drained: dict) -> tuple[int, int]:
-    place = NAMES.index(source)
-    columns = (drained["steps"][f"{kind}_per_source"] for kind in ("drafted", "accepted"))
-    drafted, accepted = (sum(row[place] for row in column if row) for column in columns)
-    return drafted, accepted
 
 
 def test_responses_of_earlier_steps_shorten_the_next(make_engine, prompts, tmp_path_factory):
@@ -32,7 +24,8 @@ def test_responses_of_earlier_steps_shorten_the_next(make_engine, prompts, tmp_p
     for step in (2, 3):  # read in the background: the first tokens may come sooner
         text, after = generate(engine, batch, step)
     assert text == first
-    assert drafts_from("prompt", after)[1] > 20 + drafts_from("prompt", before)[1]
+    first_time, later = (responses.drafts_from("prompt", one)[1] for one in (before, after))
+    assert later > 20 + first_time
     failures = ("draft/texts_failures", "draft/failures")
     assert [after["counters"][name] for name in failures] == [0, 0]
     assert len(after["steps"]["noted_s"]) < 0.9 * len(before["steps"]["noted_s"])

@@ -21,11 +21,10 @@ from sam_rollout.integrations.vllm.scheduling.scheduler_choice import (
     SCHEDULER_CLASS,
     SYNC_SCHEDULER_CLASS,
 )
-from sam_rollout.sources import NAMES
 from tests.emulated_device import asynchronous_scheduling
 from tests.integration.conftest import MODEL
 from tests.integration.random_drafters import write_medusa, write_policy_with_mtp
-from tests.integration.responses import drafts, generate, runner_of, texts
+from tests.integration.responses import drafts, drafts_from, failing, generate, runner_of, texts
 
 HEAD = Path(f"{MODEL}_eagle3")
 K, TOKENS, SIBLINGS = 3, 120, 2
@@ -105,9 +104,9 @@ def drained(engine: Any) -> tuple[dict[str, int], int, int]:
 
 def drained_of_model(engine: Any) -> int:
     (report,) = engine.collective_rpc("sam_drain")
-    counters, place = report["counters"], NAMES.index("model")
+    counters = report["counters"]
     assert counters["draft/failures"] == counters["draft/model_failures"] == 0
-    return sum(row[place] for row in report["steps"]["drafted_per_source"] if row)
+    return drafts_from("model", report)[0]
 
 
 @pytest.mark.parametrize(
@@ -189,8 +188,7 @@ def test_a_model_goes_on_from_the_path_that_is_accepted_of_a_tree(method, start,
         (report,) = engine.collective_rpc("sam_drain")
         assert report["counters"]["draft/model_failures"] == 0
         trees.append(any(report["steps"]["draft_trees"]))
-        place = NAMES.index("model")
-        assert sum(row[place] for row in report["steps"]["drafted_per_source"] if row) > 100
+        assert drafts_from("model", report)[0] > 100
     assert trees == [False, True]
     assert shares[1] == pytest.approx(shares[0], abs=0.06)
 
@@ -210,16 +208,7 @@ def passes_of(engine: Any) -> list[int]:
 @both_ways
 def test_a_model_that_fails_leaves_drafts_from_texts(ahead, start, some, reference, caplog):
     engine = start(sam("own"), ahead=ahead)
-    drafter = runner_of(engine).drafter
-    propose, calls = drafter.propose, []
-
-    def fail(*args: Any, **kwargs: Any) -> Any:
-        calls.append(None)
-        if len(calls) == 10:
-            raise RuntimeError("broken on purpose")
-        return propose(*args, **kwargs)
-
-    drafter.propose = fail
+    calls = failing(runner_of(engine).drafter, "propose", at=10)
     assert texts(generate(engine, some, SIBLINGS, max_tokens=TOKENS)) == reference
     counters, *_ = drained(engine)
     assert counters["draft/failures"] == 0 and counters["draft/model_failures"] == 1

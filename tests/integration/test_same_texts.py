@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,10 +33,12 @@ from tests.integration.responses import (
     core_of,
     counted,
     drafts,
+    failing,
     generate,
     proposer_of,
     requests,
     session_of,
+    spied,
     texts,
 )
 
@@ -163,21 +164,6 @@ def one_by_one(plain, prompts) -> dict[str, list[int]]:
     return come_and_go(plain, prompts, longest=LONGEST)
 
 
-def spied(patch: pytest.MonkeyPatch, owner: Any, *names: str) -> Counter[str]:
-    counts: Counter[str] = Counter()
-
-    def spy(name: str, method: Any) -> Any:
-        def call(*arguments: Any, **options: Any) -> Any:
-            counts[name] += 1
-            return method(*arguments, **options)
-
-        return call
-
-    for name in names:
-        patch.setattr(owner, name, spy(name, getattr(owner, name)))
-    return counts
-
-
 @pytest.mark.parametrize("name", SIDES)
 def test_texts_are_those_without_drafts(name, engine_of, reference, prompts):
     side, engine = SIDES[name], engine_of(name)
@@ -286,7 +272,7 @@ def leave_out(part: str, patch: pytest.MonkeyPatch) -> None:
     else:
         patch.setattr(CpuTreeAttention, "accept", lambda *_: None)
     if part == "attention":
-        patch.setattr(CpuTreeAttention, "calls", lambda *_: [])
+        patch.setattr(CpuTreeAttention, "plan", lambda *_: None)
 
 
 @pytest.mark.parametrize("part", ["positions", "attention", "compaction"])
@@ -395,16 +381,7 @@ def test_a_drafter_that_fails_with_a_step_on_its_way_ends_no_rollout(
     start, reference, prompts, caplog
 ):
     engine = start(SIDES["ahead, k = 8"])
-    session = session_of(engine)
-    observe, calls = session.drafter.observe, []
-
-    def fail(*arguments: Any) -> Any:
-        calls.append(arguments)
-        if len(calls) == 40:
-            raise RuntimeError("broken on purpose")
-        return observe(*arguments)
-
-    session.drafter.observe = fail
+    calls = failing(session_of(engine).drafter, "observe", at=40)
     assert rollout(engine, prompts) == reference
     assert engine.collective_rpc("sam_drain")[0]["counters"]["draft/failures"] == 1
     assert len(calls) == 40 and caplog.text.count("switched off") == 1

@@ -81,12 +81,15 @@ class SamWorkerExtension:
             setattr(runner, PROPOSER_ATTRIBUTE, SamProposer(config))
         return getattr(runner, PROPOSER_ATTRIBUTE)
 
+    def _session(self) -> Any:
+        """Return our drafter's session; None on ranks whose drafts vLLM does not read."""
+        return getattr(self._proposer(), "session", None)
+
     def sam_exchange_texts(self, origin: str, pieces: list) -> list[tuple]:
         """Hand other engines' texts to the drafter between steps; return this engine's new ones."""
-        drafter = self._proposer()
-        if not hasattr(drafter, "exchange_texts"):
-            return []
-        return [tuple(piece) for piece in drafter.exchange_texts(origin, pieces)]
+        session = self._session()
+        new = [] if session is None else session.exchange_texts(origin, pieces)
+        return [tuple(piece) for piece in new]
 
     def sam_probe(self, begin: bool) -> tuple[int, int] | None:
         """Begin or end a probe of the draft model, see ``SamProposer.probe``."""
@@ -95,9 +98,8 @@ class SamWorkerExtension:
 
     def sam_pause(self, paused: bool) -> None:
         """Stop drafting, or go on with it; see ``DraftSession.pause``."""
-        drafter = self._proposer()
-        if hasattr(drafter, "pause"):
-            drafter.pause(paused)
+        if (session := self._session()) is not None:
+            session.pause(paused)
 
     def sam_drain(self, going_on: Sequence[dict] = ()) -> dict[str, Any] | None:
         """Return the drafter's records since the last call; None without a drafter.

@@ -22,3 +22,26 @@ def wrap_once(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     wrapper = functools.wraps(original)(make(original))
     setattr(wrapper, _OURS, True)
     setattr(owner, name, wrapper)
+
+
+class Wrapper:
+    """Replaces methods of objects until it is detached."""
+
+    def __init__(self) -> None:
+        self._replaced: list[tuple[Any, str, Any]] = []
+
+    def replace(self, owner: Any, name: str, method: Callable[..., Any]) -> Any:
+        """Replace a method of one object; return the method so far."""
+        original = getattr(owner, name)
+        self._replaced.append((owner, name, vars(owner).get(name)))
+        setattr(owner, name, method)
+        return original
+
+    def detach(self) -> None:
+        """Give the objects their methods back."""
+        while self._replaced:
+            owner, name, own = self._replaced.pop()
+            if own is None:  # the method is that of the class again
+                delattr(owner, name)
+            else:
+                setattr(owner, name, own)

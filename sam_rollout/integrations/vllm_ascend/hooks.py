@@ -1,7 +1,7 @@
-"""The functions that vllm-ascend's model runner calls to draft and sample with our code.
+"""What vllm-ascend's model runner needs to draft and sample with our code.
 
 vllm-ascend 0.23 refuses vLLM's method ``custom_class``. The plugin (``plugin.py``) or patches of
-the runner's source add the calls.
+the runner's source add calls of these functions.
 """
 
 from __future__ import annotations
@@ -11,14 +11,29 @@ from typing import Any
 from sam_rollout.integrations.vllm.drafting.proposer import SamProposer, is_output_rank
 from sam_rollout.integrations.vllm.drafting.startup_check import WrongDrafterError
 from sam_rollout.integrations.vllm.engine_settings import PROPOSER_CLASS, has_settings, settings_of
+from sam_rollout.integrations.vllm.scheduling.late_binding import LateBinding
 from sam_rollout.integrations.vllm_ascend.versions import is_supported, require_supported
 
-LATE_BINDING = "sam_rollout.integrations.vllm_ascend.scheduling.late_binding:AscendLateBinding"
-ENGINE_DRAFTER = (
-    "sam_rollout.integrations.vllm_ascend.model_drafts.engine_drafter:AscendEngineDrafter"
-)
 # Methods that NPUModelRunner calls on drafters even if they lack them.
 CALLED_ON_EVERY_DRAFTER = ("load_model", "dummy_run")
+
+
+class AscendLateBinding(LateBinding):
+    """Wraps methods of vllm-ascend's runner; one per engine.
+
+    No step is prepared ahead: attention on NPUs reads the lengths of texts on the host. So the
+    runner waits for the sampled tokens before it prepares a step.
+    """
+
+    def _fits_ahead(self, rows: int) -> bool:
+        return False
+
+    def _keep_books(self, scheduler_output: Any, sampler_output: Any, *args: Any) -> Any:
+        """Leave the tokens of a step without placeholders on the device for the next step."""
+        sampled = sampler_output.sampled_token_ids  # [B, most tokens]
+        one_each = sampled.shape[-1] == 1
+        self._runner.input_batch.prev_sampled_token_ids = sampled if one_each else None
+        return self._wrapped["_bookkeeping_sync"](scheduler_output, sampler_output, *args)
 
 
 def make_drafter(vllm_config: Any, runner: Any) -> Any:
@@ -74,7 +89,7 @@ def install_samplers(runner: Any) -> None:
         return
     require_supported(settings.ours)
     # Importing vllm-ascend's samplers chooses a device.
-    from sam_rollout.integrations.vllm_ascend.sampling.samplers import (
+    from sam_rollout.integrations.vllm_ascend.samplers import (
         heed_logprobs_mode,
         install_sampler,
     )

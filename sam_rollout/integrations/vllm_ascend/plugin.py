@@ -59,7 +59,7 @@ class _RunnerFinder(importlib.abc.MetaPathFinder):
 def wrap(module: ModuleType) -> None:
     """Wrap the module's runner class, unless it is wrapped or its source is patched."""
     if is_supported():
-        from sam_rollout.integrations.vllm_ascend.model_drafts.drafter_weights import share_weights
+        from sam_rollout.integrations.vllm_ascend.model_drafts import share_weights
 
         share_weights()  # the patches do not change drafters
     if getattr(module, PATCHED_FLAG, False):

@@ -28,7 +28,6 @@ class AscendTreeAttention(SplitTreeAttention):
 
     @classmethod
     def why_not(cls, runner: Any) -> str:
-        """Return why this engine cannot verify trees."""
         if runner.num_spec_tokens > MOST_NODES:
             return f"NPUs verify trees of up to {MOST_NODES} tokens (sam.max_draft_tokens)"
         return super().why_not(runner)
@@ -37,7 +36,6 @@ class AscendTreeAttention(SplitTreeAttention):
     def add_context(
         cls, impl: Any, step: SplitStep, query: torch.Tensor, cache: Pair, own: Pair
     ) -> torch.Tensor:
-        """See `SplitTreeAttention.add_context`."""
         import torch_npu
 
         rows, nodes, heads, size = query.shape

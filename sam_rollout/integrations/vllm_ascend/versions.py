@@ -1,15 +1,21 @@
-"""The releases of vllm-ascend that drafter and samplers support."""
+"""The releases of vllm-ascend that drafter, samplers and asynchronous scheduling support."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from packaging.version import Version
 
 from sam_rollout.core.upstream import MADE_FOR
+from sam_rollout.integrations.vllm.engine_settings import settings_of
 
 SUPPORTED_RELEASE = Version(MADE_FOR["vllm_ascend"][0]).release[:2]
+# Known releases for asynchronous scheduling; tests/contracts/contract.py has their rows.
+KNOWN_VERSION, KNOWN_VLLM = "0.23.0", (0, 23)
+# Workers for other devices and xlite workers have other model runners.
+WORKERS = ("auto", "vllm_ascend.worker.worker.NPUWorker")
 
 
 class UnsupportedVersionError(RuntimeError):
@@ -41,3 +47,23 @@ def require_supported(asked: Sequence[str]) -> None:
         f"vllm-ascend {supported}.x. Install that release (sam-rollout install ascend), or run "
         "without: sam=off rollout_sampler=stock"
     )
+
+
+def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
+    """Return why an engine on NPUs cannot schedule asynchronously; empty if it can."""
+    found = installed()
+    public = found and Version(found).public  # builds may add a suffix to the version
+    if public != KNOWN_VERSION or Version(vllm_version).release[:2] != KNOWN_VLLM:
+        known = ".".join(map(str, KNOWN_VLLM))
+        return (
+            f"late binding is known to fit vllm-ascend {KNOWN_VERSION} with vLLM {known}, not "
+            f"{found or 'a source tree without metadata'} with {vllm_version}"
+        )
+    parallel = vllm_config.parallel_config
+    if parallel.worker_cls not in WORKERS:
+        return f"late binding was not tried with {parallel.worker_cls}"
+    if parallel.decode_context_parallel_size > 1:
+        return "ranks that share a text know the positions of their own share only"
+    if settings_of(vllm_config).sam.drafts_with_model:
+        return "drafts of a model were not tried in vllm-ascend's asynchronous path"
+    return ""

@@ -48,6 +48,7 @@ class Engine:
         self.texts: dict[str, list[int]] = {}
         self.identities: dict[str, RequestIdentity] = {}
         self.without: set[str] = set()
+        self.chains_only: set[str] = set()
         self.room = True  # for drafts, in the next step
         self.whole = False  # the next step is prepared, with K places for each request
         self.add(*names)
@@ -61,8 +62,10 @@ class Engine:
     def identity(self, request_id: str) -> RequestIdentity | None:
         return self.identities.get(request_id)
 
-    def takes_no_drafts(self, request_id: str) -> bool:
-        return request_id in self.without
+    def takes(self, request_id: str, shape: str) -> bool:
+        return request_id not in (
+            self.without | self.chains_only if shape == "tree" else self.without
+        )
 
     def add(self, *names: str, text: Sequence[int] = START) -> None:
         for name in names:

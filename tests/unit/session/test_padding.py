@@ -3,13 +3,13 @@ import pytest
 
 from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.in_flight import DraftBatch
-from sam_rollout.session.padding import DraftPadding, GraphOf, Padding, no_graphs, padding_by_rows
+from sam_rollout.session.padding import DraftPadding, GraphOf, no_graphs, padding_by_rows
 from tests.unit.drafting.texts import int32
 
 K, MAX_ROWS, MAX_LEN = 3, 6, 20
 BUDGET = 1024
 LIMITS = Limits(MAX_ROWS, MAX_LEN, max_batched_tokens=BUDGET, k=K)
-NO, DRAFTING, EVERY = Padding.NO_STEP, Padding.DRAFTING_STEPS, Padding.EVERY_STEP
+NO, DRAFTING, EVERY = [False, False], [False, True], [True, True]  # with the gate closed, open
 
 
 def graphs(full_up_to: int, otherwise: str) -> GraphOf:
@@ -30,14 +30,14 @@ def graphs(full_up_to: int, otherwise: str) -> GraphOf:
     ],
 )
 def test_what_is_filled_up(setting, graph_of, expected):
-    assert padding_by_rows(setting, graph_of, LIMITS)[1:].tolist() == expected
+    assert padding_by_rows(setting, graph_of, LIMITS)[:, 1:].T.tolist() == expected
 
 
 @pytest.mark.parametrize("setting", ["auto", "always"])
 def test_filling_never_pushes_requests_out_of_a_step(setting):
     limits = LIMITS._replace(max_batched_tokens=2 * (1 + K) + 3)
     by_rows = padding_by_rows(setting, graphs(BUDGET, "NONE"), limits)
-    assert by_rows[1:].tolist() == [EVERY] * 2 + [NO] * 4
+    assert by_rows[:, 1:].T.tolist() == [EVERY] * 2 + [NO] * 4
 
 
 def padding(graph_of: GraphOf) -> DraftPadding:

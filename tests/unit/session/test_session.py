@@ -66,9 +66,8 @@ def test_the_gate_sees_what_became_of_its_drafts():
 
 
 def test_the_gate_is_told_which_share_of_the_requests_may_have_each_shape():
-    hooks = {"takes_trees": lambda request_id: request_id in "ab"}
-    engine = Engine("a", "b", "c", "d", gate=GateConfig("auto"), shape="auto", **hooks)
-    engine.without = {"a"}
+    engine = Engine(*"abcd", gate=GateConfig("auto"), shape="auto", verifies_trees=True)
+    engine.without, engine.chains_only = {"a"}, {"c", "d"}
     gate = on_record(engine)
     for names in ("abcd", "bd", "b", "cd", "a"):
         engine.step(*names)

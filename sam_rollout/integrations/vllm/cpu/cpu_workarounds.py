@@ -35,7 +35,8 @@ def apply_cpu_workarounds() -> None:
     _survive_a_scan()
     import vllm.utils.cpu_triton_utils as kernels
 
-    _replace_expand_kernel(kernels)
+    if expand_kernel_is_broken(kernels._expand_kernel_impl):
+        _replace(kernels, "expand_kernel", _expand)
     _reject_placeholders(kernels)
 
 
@@ -117,11 +118,6 @@ def expand_kernel_is_broken(kernel: Callable[..., None]) -> bool:
     output = torch.full((3,), -1.0)
     kernel(output, torch.tensor([0.5, 2.5]), torch.tensor([1, 3]), 0, 0)
     return output.tolist() != [0.5, 2.5, 2.5]
-
-
-def _replace_expand_kernel(kernels: Any) -> None:
-    if expand_kernel_is_broken(kernels._expand_kernel_impl):
-        _replace(kernels, "expand_kernel", _expand)
 
 
 def _replace(kernels: Any, name: str, implementation: Callable[..., None]) -> None:

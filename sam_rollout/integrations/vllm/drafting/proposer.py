@@ -7,19 +7,20 @@ of the input batch. Ranks whose drafts vLLM ignores have no `DraftSession`.
 from __future__ import annotations
 
 import logging
-import pkgutil
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sam_rollout.config import ConfigError
 from sam_rollout.core.identity import OUTSIDE_TRAINING, TRAIN_SPLIT, RequestIdentity, identify
 from sam_rollout.core.limits import Limits
-from sam_rollout.integrations.vllm.ascend import hooks_of
+from sam_rollout.integrations.vllm.ascend import from_ascend, hooks_of
 from sam_rollout.integrations.vllm.drafting.scored_positions import ScoredPositions
 from sam_rollout.integrations.vllm.engine_settings import WITHOUT_DRAFTS_KEY, settings_of
+from sam_rollout.integrations.vllm.model_drafts.drafter_weights import read_again
+from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter
 from sam_rollout.integrations.vllm.sampling.sampler_clock import SamplerClock
 from sam_rollout.integrations.vllm.sampling.samplers import keeps_draws
 from sam_rollout.integrations.vllm.scheduling.dp_exchange import (
@@ -27,27 +28,22 @@ from sam_rollout.integrations.vllm.scheduling.dp_exchange import (
     join_group,
     steps_in_lockstep,
 )
+from sam_rollout.integrations.vllm.scheduling.drafts_with_output import WithOutput
+from sam_rollout.integrations.vllm.scheduling.late_binding import LateBinding
 from sam_rollout.integrations.vllm.scheduling.scheduler_choice import (
     come_with_output,
     has_places,
     why_synchronous,
 )
+from sam_rollout.integrations.vllm.trees.attachment import NOT_YET, attach_trees, why_no_trees
+from sam_rollout.integrations.vllm.trees.step_trees import TreeKeeper
 from sam_rollout.session.adapter import EngineHooks
 from sam_rollout.session.padding import NO_GRAPH, NO_PADDING
 from sam_rollout.session.session import DraftSession, shapes_of, why_chains
 from sam_rollout.sources import check_sources
-from sam_rollout.sources.contract import Piece
-
-if TYPE_CHECKING:
-    from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter
-    from sam_rollout.integrations.vllm.scheduling.drafts_with_output import WithOutput
-    from sam_rollout.integrations.vllm.scheduling.late_binding import LateBinding
-    from sam_rollout.integrations.vllm.trees.attachment import Trees
 
 logger = logging.getLogger(__name__)
 
-LATE_BINDING = "sam_rollout.integrations.vllm.scheduling.late_binding:LateBinding"
-ENGINE_DRAFTER = "sam_rollout.integrations.vllm.model_drafts.engine_drafter:EngineDrafter"
 # The runner's attribute for our proposer, if its `drafter` is vLLM's own.
 PROPOSER_ATTRIBUTE = "sam_rollout_proposer"
 
@@ -86,24 +82,15 @@ class RunnerRequests:
         prompt_ids = request.prompt_token_ids or []
         return identify(prompt_ids, seed=0, step=OUTSIDE_TRAINING, sibling=0, split=TRAIN_SPLIT)
 
-    def takes_no_drafts(self, request_id: str) -> bool:
-        """Whether a request asks to be sampled without drafts, or cannot have drafts."""
-        sampling = getattr(self._runner.requests.get(request_id), "sampling_params", None)
-        if sampling is None:
+    def takes(self, request_id: str, shape: str) -> bool:
+        """Whether a request may have drafts of a shape; it may have asked for none."""
+        sampling = self._runner.requests[request_id].sampling_params
+        if (sampling.extra_args or {}).get(WITHOUT_DRAFTS_KEY):
             return False
-        has_grammar = self._no_grammars and sampling.structured_outputs is not None
-        return has_grammar or bool((sampling.extra_args or {}).get(WITHOUT_DRAFTS_KEY))
-
-    def takes_trees(self, request_id: str) -> bool:
-        """Whether a live request's drafts may be trees.
-
-        Grammars and thinking budgets read the draft tokens as a single text.
-        """
-        sampling = getattr(self._runner.requests.get(request_id), "sampling_params", None)
-        if sampling is None:
-            return True
-        thinks = getattr(sampling, "thinking_token_budget", None) is not None
-        return sampling.structured_outputs is None and not thinks
+        if shape == "tree":  # grammars and thinking budgets read the draft tokens as a single text
+            thinks = getattr(sampling, "thinking_token_budget", None) is not None
+            return sampling.structured_outputs is None and not thinks
+        return not self._no_grammars or sampling.structured_outputs is None
 
 
 class SamProposer:
@@ -141,14 +128,11 @@ class SamProposer:
         self._late_binding: LateBinding | None = None
         self._with_output: WithOutput | None = None
         self._engine_drafter: EngineDrafter | None = None
-        self._trees: Trees | None = None
+        self._trees: TreeKeeper | None = None
         self._why_no_trees = ""
 
     def load_model(self, *_args: Any, **_kwargs: Any) -> None:
-        """Do nothing; the runners for CPU and NPU call this."""
-
-    def dummy_run(self, *_args: Any, **_kwargs: Any) -> None:
-        """Do nothing; the runner for NPU calls this."""
+        """Do nothing; the runner for CPUs calls this."""
 
     def bind(self, model_runner: Any, *, drafts_are_used: bool, record: bool) -> None:
         """Begin a session for the requests of a runner; it replaces an earlier session.
@@ -174,21 +158,20 @@ class SamProposer:
             self._attached.pop().detach()
         self._late_binding = self._with_output = self._engine_drafter = None
         self._bind_trees(model_runner)
-        if self._trees is not None:
-            self._attached.append(self._trees)
         hooks = hooks_of(model_runner)
         if self.config.drafts_with_model:
-            from sam_rollout.integrations.vllm.model_drafts.drafter_weights import read_again
-
             read_again(model_runner)
-            name = ENGINE_DRAFTER if hooks is None else hooks.ENGINE_DRAFTER
-            self._engine_drafter = pkgutil.resolve_name(name)(
-                model_runner,
-                self.config.sources.model,
+            model, passes = self.config.sources.model, self.config.sources.model.max_tokens
+            if self.exchange is not None:
                 # Engines that share experts must all run the same number of passes, even idle ones.
-                self.config.sources.model.max_tokens
-                if self.exchange is None
-                else self.config.max_draft_tokens,
+                passes = self.config.max_draft_tokens
+            ours = (
+                EngineDrafter if hooks is None else from_ascend("model_drafts:AscendEngineDrafter")
+            )
+            self._engine_drafter = ours(
+                model_runner,
+                model,
+                passes,
                 self.exchange is None and self._vllm_config.parallel_config.world_size == 1,
                 self._choose_drafts if drafts_are_used and not late else None,
                 ahead=drafts_are_used and late,
@@ -199,8 +182,8 @@ class SamProposer:
             from vllm.distributed import get_tp_group
 
             group = get_tp_group()
-            name = LATE_BINDING if hooks is None else hooks.LATE_BINDING
-            self._late_binding = pkgutil.resolve_name(name)(
+            binding = LateBinding if hooks is None else hooks.AscendLateBinding
+            self._late_binding = binding(
                 model_runner,
                 self.session,
                 group if group.world_size > 1 else None,
@@ -208,15 +191,11 @@ class SamProposer:
             )
             self._attached.append(self._late_binding)
         elif drafts_are_used and come_with_output(self._vllm_config):
-            from sam_rollout.integrations.vllm.scheduling.drafts_with_output import WithOutput
-
             self._with_output = WithOutput(model_runner)
             self._attached.append(self._with_output)
 
     def _bind_trees(self, model_runner: Any) -> None:
         """Prepare the runner for trees; drafts are chains if it cannot verify trees."""
-        from sam_rollout.integrations.vllm.trees.attachment import NOT_YET, Trees, why_no_trees
-
         self._why_no_trees = ""
         self._trees = None
         if self.config.draft_shape == "chain":
@@ -225,12 +204,13 @@ class SamProposer:
             model_runner, self._vllm_config, self.config
         )
         if not self._why_no_trees:
-            self._trees = Trees(model_runner, self.config.drafts_with_model)
+            self._trees, others = attach_trees(model_runner, self.config.drafts_with_model)
+            self._attached += [self._trees, *others]
         elif self.config.draft_shape == "tree" and self._why_no_trees != NOT_YET:
             logger.warning("sam.draft_shape = chain: %s", self._why_no_trees)
 
     def _new_session(self, record: bool) -> DraftSession:
-        hooks: dict[str, Any] = {}
+        hooks: dict[str, Any] = {"verifies_trees": self._trees is not None}
         if record:
             clock = SamplerClock(self._runner)
             self._attached.append(clock)
@@ -238,23 +218,21 @@ class SamProposer:
         likeliest = self.config.sources.recycling.enabled
         drawn = self.config.sources.draws.enabled and keeps_draws(self._runner)
         if likeliest or drawn:
-            options = {} if self._trees is None else {"row_parents": self._trees.row_parents}
-            scored = ScoredPositions(self._runner, likeliest=likeliest, drawn=drawn, **options)
+            scored = ScoredPositions(
+                self._runner, likeliest=likeliest, drawn=drawn, trees=self._trees
+            )
             self._attached.append(scored)
             hooks["heard"] = scored.take
         if self._engine_drafter is not None:
             hooks["made"] = self._engine_drafter.take
             # With asynchronous scheduling, a model's drafts come two steps later.
             hooks["made_after"] = 3 if has_places(self._vllm_config) else 1
-        requests = RunnerRequests(self._runner)
-        if self._trees is not None:
-            hooks["takes_trees"] = requests.takes_trees
         sources: Any = self.config.sources
         if not drawn:  # the source `draws` needs a sampler that keeps drawn tokens
             sources = replace(sources, draws=replace(sources.draws, enabled=False))
         return DraftSession(
             replace(self.config, sources=sources),
-            requests,
+            RunnerRequests(self._runner),
             self._limits,
             exchange=self.exchange,
             record=record,
@@ -323,18 +301,10 @@ class SamProposer:
         }
 
     def probe(self, begin: bool) -> tuple[int, int] | None:
-        """Begin or end a probe of the draft model, see `EngineDrafter.end_probe`."""
+        """Begin or end a probe of the draft model, see `EngineDrafter.probe`."""
         if self._engine_drafter is None or self.session is None:
             return None
-        if begin:
-            self._engine_drafter.begin_probe()
-            return 0, 0
-        return self._engine_drafter.end_probe()
-
-    def pause(self, paused: bool) -> None:
-        """Stop drafting, or resume it; see ``DraftSession.pause``."""
-        if self.session is not None:
-            self.session.pause(paused)
+        return self._engine_drafter.probe(begin)
 
     def _why_synchronous(self) -> str:
         if self._runner is None or self._late_binding is not None:
@@ -347,10 +317,6 @@ class SamProposer:
         if current_platform.is_cpu():
             return "vLLM does so on a CPU"
         return "the engine was started so, or the package's entry points are not installed"
-
-    def exchange_texts(self, origin: str, pieces: list) -> list[Piece]:
-        """Exchange texts with other engines; ranks without a session return nothing."""
-        return self.session.exchange_texts(origin, pieces) if self.session else []
 
     def drain(self, going_on: Iterable[RequestIdentity] = ()) -> dict[str, Any] | None:
         """Return the record of ``DraftSession.drain``; None on ranks without a session."""

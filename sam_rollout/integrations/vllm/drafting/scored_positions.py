@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from sam_rollout.integrations.vllm.trees.step_trees import TreeKeeper
+from sam_rollout.integrations.vllm.wrapping import Wrapper
 from sam_rollout.sources.contract import Scored
 
 logger = logging.getLogger(__name__)
@@ -31,32 +32,23 @@ class _Step(NamedTuple):
     there: Any  # the event that follows the copy; None on a CPU
 
 
-class ScoredPositions:
+class ScoredPositions(Wrapper):
     """Wraps `_sample` of a runner, and notes the tokens at scored positions.
 
     Args:
         drawn: whether drawn tokens are wanted. Steps without drafts have none.
-        row_parents: returns `Scored.parents` of a step with trees, None if all drafts are chains.
+        trees: keeps the step's trees; None if all drafts are chains.
     """
 
     def __init__(
-        self,
-        runner: Any,
-        *,
-        likeliest: bool,
-        drawn: bool,
-        row_parents: Callable[[], np.ndarray | None] = lambda: None,
+        self, runner: Any, *, likeliest: bool, drawn: bool, trees: TreeKeeper | None = None
     ) -> None:
+        super().__init__()
         self._runner = runner
-        self._sample = runner._sample
-        self._likeliest, self._drawn, self._row_parents = likeliest, drawn, row_parents
+        self._sample = self.replace(runner, "_sample", self._noting)
+        self._likeliest, self._drawn, self._trees = likeliest, drawn, trees
         self._wanted = True
         self._steps: deque[_Step] = deque(maxlen=_MOST_STEPS)
-        runner._sample = self._noting
-
-    def detach(self) -> None:
-        """Give the runner its method back."""
-        self._runner.__dict__.pop("_sample", None)
 
     def _noting(self, logits: torch.Tensor | None, metadata: Any) -> Any:
         if logits is None or not self._wanted or (metadata is None and not self._likeliest):
@@ -95,8 +87,9 @@ class ScoredPositions:
             table = table.to("cpu", non_blocking=True)
             there = torch.Event()
             there.record()
-        parents = self._row_parents()
-        if parents is None:
+        if self._trees is not None and self._trees.step is not None:
+            parents = self._trees.step.row_parents
+        else:
             starts = np.cumsum(widths) - widths
             parents = np.arange(-1, len(rows) - 1, dtype=np.int32)
             parents -= np.repeat(starts, widths).astype(np.int32)

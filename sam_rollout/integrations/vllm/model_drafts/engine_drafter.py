@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from sam_rollout.integrations.vllm.sampling.samplers import shared_noise
+from sam_rollout.integrations.vllm.wrapping import Wrapper
 from sam_rollout.sources.model import IN_ONE_GO, ModelSourceConfig
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class Made(NamedTuple):
     chances: torch.Tensor | None  # [B, passes], the drafter's probabilities of the tokens
 
 
-class EngineDrafter:
+class EngineDrafter(Wrapper):
     """Wraps a runner's calls of vLLM's own drafter; one per rank of an engine.
 
     Args:
@@ -56,6 +57,7 @@ class EngineDrafter:
         drafted: Callable[[list[list[int]]], None] | None,
         ahead: bool = False,
     ) -> None:
+        super().__init__()
         self.failed = False
         self._failures, self._spent_s = 0, 0.0  # since the last `take_counters`
         self.is_probed = False
@@ -68,21 +70,13 @@ class EngineDrafter:
         self._drafted, self._ahead = drafted, ahead
         self._made: Made | None = None
         self._chances: list[torch.Tensor] = []
-        self._propose = runner.propose_draft_token_ids
-        self._sample_tokens = runner.sample_tokens
-        runner.propose_draft_token_ids = self._keep
-        runner.sample_tokens = self._sample
+        self._propose = self.replace(runner, "propose_draft_token_ids", self._keep)
+        self._sample_tokens = self.replace(runner, "sample_tokens", self._sample)
         self._noise = shared_noise(runner) if config.sampled else None
         self._sampling: Any = None  # vLLM's metadata of the step
         self._position = torch.zeros(0)  # position of the next draft token in each text
         self._likeliest: Any = None  # the drafter's method that `_choose` replaces
         self._wrap_choice()
-
-    def detach(self) -> None:
-        """Give runner and drafter their methods back."""
-        for name in ("propose_draft_token_ids", "sample_tokens"):
-            self._runner.__dict__.pop(name, None)
-        self._runner.drafter.__dict__.pop("_greedy_sample", None)
 
     def take(self) -> tuple[np.ndarray, np.ndarray | None] | None:
         """Return this step's proposals as arguments of `Source.receive`, if there are any."""
@@ -132,15 +126,14 @@ class EngineDrafter:
         self._failures, self._spent_s = 0, 0.0
         return counters
 
-    def begin_probe(self) -> None:
-        """Begin to compare the drafter's first tokens with the sampled tokens."""
-        self.is_probed = not self.failed
-        self._judged = self._right = 0
-        self._told = {}
+    def probe(self, begin: bool) -> tuple[int, int]:
+        """Begin or end to compare the drafter's first tokens with the sampled tokens.
 
-    def end_probe(self) -> tuple[int, int]:
-        """End the probe; return how many first draft tokens it judged, and how many were right."""
-        self.is_probed = False
+        Returns how many first draft tokens were judged so far, and how many were right.
+        """
+        self.is_probed = begin and not self.failed
+        if begin:
+            self._judged, self._right, self._told = 0, 0, {}
         return self._judged, self._right
 
     def _judge(self, request_ids: list[str], sampled: list[int], made: Made | None) -> None:
@@ -156,9 +149,8 @@ class EngineDrafter:
             self._told |= {request_id: token for request_id, token in pairs if token >= 0}
 
     def _wrap_choice(self) -> None:
-        self._likeliest = getattr(self._runner.drafter, "_greedy_sample", None)
-        if self._likeliest is not None:
-            self._runner.drafter._greedy_sample = self._choose
+        if hasattr(self._runner.drafter, "_greedy_sample"):
+            self._likeliest = self.replace(self._runner.drafter, "_greedy_sample", self._choose)
 
     def _keep(self, *args: Any, **kwargs: Any) -> list[list[int]]:
         """Run the drafter and keep its proposals; vLLM's scheduler gets none."""

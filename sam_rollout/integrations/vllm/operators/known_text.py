@@ -22,7 +22,7 @@ def known_text_arguments(
 ) -> dict[str, dict[str, Any]]:
     """Return ``SamplingParams.extra_args`` of a request whose output shall be ``token_ids``.
 
-    ``number`` is the text's number in ``TextScores.drain``. 0 ``draft_tokens`` are plain decoding.
+    ``number`` is the text's number in ``known_text_drain``. 0 ``draft_tokens`` are plain decoding.
     """
     known = {"number": number, "token_ids": list(token_ids), "draft_tokens": draft_tokens}
     return {EXTRA_ARGS_KEY: known}
@@ -55,12 +55,12 @@ class KnownTextProposer(SamProposer):
 
 
 class KnownTextExtension(SamWorkerExtension):
-    """Worker methods that make requests decode known texts."""
+    """Worker methods that make requests decode known texts, and keep the scores of their tokens."""
 
     def known_text_install(self) -> None:
         """Wrap the runner's sampling; from then on, every request needs a known text."""
         runner = self.model_runner
-        self._scores = TextScores()
+        self._scores: dict[int, dict[str, list]] = {}
         sample = runner._sample
 
         def led(logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
@@ -69,68 +69,60 @@ class KnownTextExtension(SamWorkerExtension):
                 if spec_decode_metadata is not None:
                     drafted = list(spec_decode_metadata.num_draft_tokens)
                 requests = [runner.requests[name] for name in runner.input_batch.req_ids]
-                self._scores.lead(logits, requests, [count + 1 for count in drafted])
+                _lead(logits, requests, [count + 1 for count in drafted], self._scores)
             return sample(logits, spec_decode_metadata)
 
         runner._sample = led
 
     def known_text_drain(self) -> dict[int, dict[str, list]]:
-        """Return and reset the scores by text number, see ``TextScores.drain``."""
-        return self._scores.drain()
-
-
-class TextScores:
-    """The model's scores of the tokens of known texts."""
-
-    def __init__(self) -> None:
-        self._by_number: dict[int, dict[str, list]] = {}
-
-    def lead(self, logits: torch.Tensor, requests: Sequence[Any], widths: Sequence[int]) -> None:
-        """Store the score of each position's known token; change logits to allow only that token.
-
-        ``logits``, [rows, vocabulary], has ``widths[i]`` rows of request i, request after request.
-        """
-        if sum(widths) != logits.shape[0]:
-            raise RuntimeError(
-                f"{sum(widths)} scored positions expected, {logits.shape[0]} rows of logits found"
-            )
-        rows: list[int] = []
-        tokens: list[int] = []
-        places: list[tuple[dict[str, list], int, int]] = []  # columns, position, width
-        first = 0
-        for request, width in zip(requests, widths, strict=True):
-            known = _known_text_of(request)
-            text, done = known["token_ids"], len(request.output_token_ids)
-            ahead = text[done : done + width]  # shorter at the end of the text
-            columns = self._by_number.setdefault(
-                known["number"],
-                {"logprobs": [0.0] * len(text), "top": [-1] * len(text), "widths": [0] * len(text)},
-            )
-            rows += range(first, first + len(ahead))
-            tokens += ahead
-            places += [(columns, done + offset, width) for offset in range(len(ahead))]
-            first += width
-        row = torch.tensor(rows, dtype=torch.int64, device=logits.device)
-        token = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
-        # The same as vLLM's raw log-probabilities.
-        logprobs = logits[row].log_softmax(dim=-1, dtype=torch.float32)
-        # `topk` as in vLLM, because argmax may choose another one of equally likely tokens.
-        top = logprobs.topk(1, dim=-1).indices.squeeze(1).tolist()
-        values = logprobs.gather(1, token.unsqueeze(1)).squeeze(1).tolist()
-        # Every chunk of a long prompt scores the first position; the last chunk's score is right.
-        for (columns, position, width), value, likeliest in zip(places, values, top, strict=True):
-            columns["logprobs"][position] = value
-            columns["top"][position] = likeliest
-            columns["widths"][position] = width
-        logits[row] = float("-inf")
-        logits[row, token] = 0.0
-
-    def drain(self) -> dict[int, dict[str, list]]:
         """Return and reset the scores, by text number and column, with a value per token.
 
         The columns are ``logprobs`` (natural logarithm of the known token's probability), ``top``
         (the likeliest token) and ``widths`` (number of positions of the request that the step
         scored; 0 if the token was never scored).
         """
-        drained, self._by_number = self._by_number, {}
+        drained, self._scores = self._scores, {}
         return drained
+
+
+def _lead(
+    logits: torch.Tensor, requests: Sequence[Any], widths: Sequence[int], scores: dict[int, dict]
+) -> None:
+    """Store the score of each position's known token; change logits to allow only that token.
+
+    ``logits``, [rows, vocabulary], has ``widths[i]`` rows of request i, request after request.
+    """
+    if sum(widths) != logits.shape[0]:
+        raise RuntimeError(
+            f"{sum(widths)} scored positions expected, {logits.shape[0]} rows of logits found"
+        )
+    rows: list[int] = []
+    tokens: list[int] = []
+    places: list[tuple[dict[str, list], int, int]] = []  # columns, position, width
+    first = 0
+    for request, width in zip(requests, widths, strict=True):
+        known = _known_text_of(request)
+        text, done = known["token_ids"], len(request.output_token_ids)
+        ahead = text[done : done + width]  # shorter at the end of the text
+        columns = scores.setdefault(
+            known["number"],
+            {"logprobs": [0.0] * len(text), "top": [-1] * len(text), "widths": [0] * len(text)},
+        )
+        rows += range(first, first + len(ahead))
+        tokens += ahead
+        places += [(columns, done + offset, width) for offset in range(len(ahead))]
+        first += width
+    row = torch.tensor(rows, dtype=torch.int64, device=logits.device)
+    token = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+    # The same as vLLM's raw log-probabilities.
+    logprobs = logits[row].log_softmax(dim=-1, dtype=torch.float32)
+    # `topk` as in vLLM, because argmax may choose another one of equally likely tokens.
+    top = logprobs.topk(1, dim=-1).indices.squeeze(1).tolist()
+    values = logprobs.gather(1, token.unsqueeze(1)).squeeze(1).tolist()
+    # Every chunk of a long prompt scores the first position; the last chunk's score is right.
+    for (columns, position, width), value, likeliest in zip(places, values, top, strict=True):
+        columns["logprobs"][position] = value
+        columns["top"][position] = likeliest
+        columns["widths"][position] = width
+    logits[row] = float("-inf")
+    logits[row, token] = 0.0

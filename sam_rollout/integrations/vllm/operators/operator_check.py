@@ -10,18 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from rich.console import Console
 
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.core.limits import MAX_DRAFT_TOKENS
 from sam_rollout.integrations.vllm.engine_settings import METHOD
 from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
 from sam_rollout.report.comparison_tables import Table, print_table
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 DTYPES = ("float32", "bfloat16", "float16")
 SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

@@ -21,13 +21,13 @@ from sam_rollout.verification import keyed_bits
 REMEMBERED_PROMPTS = 100_000
 
 
-class RowKeys(LogitsProcessor):
-    """A logits processor that holds the key of each row's request, and changes no logits.
+class KeyedRows(LogitsProcessor):
+    """Gives samplers the random bits of a step's rows; as a logits processor, changes no logits.
 
-    The key comes from the request's identity, which no other request may carry, so
-    ``SamplingParams.n`` has to be 1. Without an identity, it comes from ``SamplingParams.seed`` and
-    the prompt. Without a seed, it comes from the engine's seed and data-parallel index, the prompt,
-    and the number of earlier requests with this prompt.
+    The bits depend on the request's key, which comes from the request's identity. No other request
+    may carry this identity, so ``SamplingParams.n`` has to be 1. Without an identity, the key comes
+    from ``SamplingParams.seed`` and the prompt. Without a seed, it comes from the engine's seed and
+    data-parallel index, the prompt, and the number of earlier requests with this prompt.
     """
 
     def __init__(self, model_runner: Any) -> None:
@@ -43,16 +43,18 @@ class RowKeys(LogitsProcessor):
         self._key_by_request: dict[str, tuple[Any, int]] = {}
         self._arrivals: OrderedDict[str, int] = OrderedDict()
 
+    def watch_batch(self) -> None:
+        """Have vLLM call `update_state` whenever the runner's batch changes."""
+        batch = self._runner.input_batch
+        batch.logitsprocs = LogitsProcessors([*batch.logitsprocs.all, self])
+
     def is_argmax_invariant(self) -> bool:
-        """Return True, since no logits are changed."""
         return True
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the logits as they are."""
         return logits
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Update the keys of the rows; vLLM calls this whenever the batch changes."""
         if not batch_update:
             return
         # Pageable memory is staged at once, so the transfer sees no later change.
@@ -78,33 +80,20 @@ class RowKeys(LogitsProcessor):
         identity = RequestIdentity.from_extra_args(params.extra_args)
         if identity is not None:
             return identity.key
-        return self._key_outside_training(params.seed, request.prompt_token_ids or [])
-
-    def _key_outside_training(self, seed: int | None, prompt_ids: list[int]) -> int:
-        group = group_of(prompt_ids)
-        if seed is not None:
+        group = group_of(request.prompt_token_ids or [])
+        if params.seed is not None:
             # Requests without a seed have sibling numbers >= 0, so their keys differ from these.
-            return key_of(seed, OUTSIDE_TRAINING, group, sibling=-1)
+            return key_of(params.seed, OUTSIDE_TRAINING, group, sibling=-1)
         sibling = self._arrivals.pop(group, 0)
         self._arrivals[group] = sibling + 1
         if len(self._arrivals) > REMEMBERED_PROMPTS:
             self._arrivals.popitem(last=False)
         return key_of(self._seed, OUTSIDE_TRAINING - self._engine, group, sibling)
 
-
-class KeyedRows:
-    """Gives samplers the random bits of a step's rows; it adds a logits processor to the runner."""
-
-    def __init__(self, model_runner: Any) -> None:
-        self._runner = model_runner
-        self._row_keys = RowKeys(model_runner)
-        batch = model_runner.input_batch
-        batch.logitsprocs = LogitsProcessors([*batch.logitsprocs.all, self._row_keys])
-
-    def decode_bits(self, rows: int, stream: int = 0) -> torch.Tensor:
+    def decode_bits(self, rows: int) -> torch.Tensor:
         """Return the bits of a step without drafts: int64 [rows], one row per request."""
         last = self._runner.query_start_loc.gpu[1 : rows + 1] - 1
-        return keyed_bits(self._row_keys.keys[:rows], self._sampled_positions(last), stream)
+        return keyed_bits(self.keys[:rows], self._runner.positions[last] + 1)
 
     def verify_bits(
         self, logits_indices: torch.Tensor, request_of_row: torch.Tensor, stream: int = 0
@@ -113,12 +102,9 @@ class KeyedRows:
 
         ``logits_indices`` are the rows' indices among the step's scheduled tokens.
         """
-        keys = self._row_keys.keys[request_of_row]
-        return keyed_bits(keys, self._sampled_positions(logits_indices), stream)
-
-    def _sampled_positions(self, scheduled: torch.Tensor) -> torch.Tensor:
-        return self._runner.positions[scheduled] + 1
+        positions = self._runner.positions[logits_indices] + 1
+        return keyed_bits(self.keys[request_of_row], positions, stream)
 
     def draft_bits(self, positions: torch.Tensor) -> torch.Tensor:
         """Return the bits that will draw each request's token at `positions`, int64 [requests]."""
-        return keyed_bits(self._row_keys.keys[: len(positions)], positions)
+        return keyed_bits(self.keys[: len(positions)], positions)

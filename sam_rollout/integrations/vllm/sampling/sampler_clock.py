@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from sam_rollout.integrations.vllm.wrapping import Wrapper
 
-class SamplerClock:
+
+class SamplerClock(Wrapper):
     """Times every call of a runner's samplers.
 
     It wraps `forward`, because PyTorch's hooks take several times as long. A rejection sampler
@@ -18,19 +20,13 @@ class SamplerClock:
     """
 
     def __init__(self, model_runner: Any) -> None:
+        super().__init__()
         self._inside = False
         self._spent_ns = 0
-        self._wrapped: list[tuple[Any, Any]] = []
         for name in ("sampler", "rejection_sampler"):
             sampler: Any = getattr(model_runner, name, None)
             if hasattr(sampler, "forward"):
-                self._wrapped.append((sampler, sampler.forward))
-                sampler.forward = self._timed(sampler.forward)
-
-    def detach(self) -> None:
-        """Give the samplers their methods back."""
-        for sampler, forward in self._wrapped:
-            sampler.forward = forward
+                self.replace(sampler, "forward", self._timed(sampler.forward))
 
     def take_us(self) -> float:
         """Return the time spent in samplers since the last call of this method, in microseconds."""

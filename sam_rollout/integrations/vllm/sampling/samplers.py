@@ -8,7 +8,7 @@ logits processors.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
@@ -61,6 +61,7 @@ def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
     if isinstance(sampler.topk_topp_sampler, KeyedTopKTopPSampler):
         return
     rows = KeyedRows(model_runner)
+    rows.watch_batch()
     sampler.topk_topp_sampler = KeyedTopKTopPSampler(sampler.logprobs_mode, rows, config)
     if hasattr(model_runner, "rejection_sampler"):
         model_runner.rejection_sampler = KeyedRejectionSampler(
@@ -156,6 +157,14 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
         return tokens if likeliest is None else torch.where(greedy, likeliest, tokens)
 
 
+class VerifyStep(NamedTuple):
+    """A step whose drafts are verified."""
+
+    metadata: SpecDecodeMetadata
+    sampling: SamplingMetadata
+    layout: DraftLayout
+
+
 class KeyedRejectionSampler(RejectionSampler):
     """Verifies drafts with keyed random numbers.
 
@@ -200,15 +209,12 @@ class KeyedRejectionSampler(RejectionSampler):
         layout = DraftLayout(
             metadata.cu_num_draft_tokens, len(metadata.draft_token_ids), metadata.max_spec_len
         )
+        step = VerifyStep(metadata, sampling_metadata, layout)
         raw = logits.to(torch.float32)
         wants_logprobs = sampling_metadata.max_num_logprobs is not None
         keep_raw = wants_logprobs and not self.is_processed_logprobs_mode
-        processed = self._process(
-            raw.clone() if keep_raw else raw, metadata, sampling_metadata, layout
-        )
-        token_ids, row_tokens = self._verify(
-            metadata, draft_probs, processed, sampling_metadata, layout
-        )
+        processed = self._process(raw.clone() if keep_raw else raw, step)
+        token_ids, row_tokens = self._verify(processed, draft_probs, step)
         self.row_tokens = row_tokens if self.config.is_coupled else None
         logprobs = None
         if wants_logprobs:
@@ -219,14 +225,10 @@ class KeyedRejectionSampler(RejectionSampler):
         return SamplerOutput(sampled_token_ids=token_ids, logprobs_tensors=logprobs)
 
     def _verify(
-        self,
-        metadata: SpecDecodeMetadata,
-        draft_probs: torch.Tensor | None,
-        logits: torch.Tensor,
-        sampling: SamplingMetadata,
-        layout: DraftLayout,
+        self, logits: torch.Tensor, draft_probs: torch.Tensor | None, step: VerifyStep
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the tokens by request, int32 [batch, max_drafts + 1], and by row, int64 [rows]."""
+        metadata, sampling, layout = step
         drafts = metadata.draft_token_ids
         if sampling.all_greedy:
             row_tokens = logits.argmax(dim=-1)
@@ -288,14 +290,9 @@ class KeyedRejectionSampler(RejectionSampler):
         """Return the row that each token was drawn from, int64 [batch, max_drafts + 1]."""
         return layout.rows
 
-    def _process(
-        self,
-        logits: torch.Tensor,
-        metadata: SpecDecodeMetadata,
-        sampling: SamplingMetadata,
-        layout: DraftLayout,
-    ) -> torch.Tensor:
+    def _process(self, logits: torch.Tensor, step: VerifyStep) -> torch.Tensor:
         """Apply all sampling parameters to logits, float32 [rows, vocabulary], in place."""
+        metadata, sampling, layout = step
         if _changes_logits(sampling):
             sampling, min_tokens = _without_min_tokens(sampling)
             # Draft and bonus rows follow different texts, so vLLM has a method for each.
@@ -323,13 +320,10 @@ class KeyedRejectionSampler(RejectionSampler):
 def _without_min_tokens(
     sampling: SamplingMetadata,
 ) -> tuple[SamplingMetadata, MinTokensLogitsProcessor | None]:
-    others, found = [], None
-    for rule in sampling.logitsprocs.all:
-        if isinstance(rule, MinTokensLogitsProcessor):
-            found = rule
-        else:
-            others.append(rule)
-    return replace(sampling, logitsprocs=LogitsProcessors(others)), found
+    rules = list(sampling.logitsprocs.all)
+    found = next((rule for rule in rules if isinstance(rule, MinTokensLogitsProcessor)), None)
+    others = LogitsProcessors([rule for rule in rules if rule is not found])
+    return replace(sampling, logitsprocs=others), found
 
 
 def _changes_logits(sampling: SamplingMetadata) -> bool:

@@ -21,12 +21,7 @@ class Note(NamedTuple):
     wants_made: bool  # whether a draft model runs in the next scheduled step
 
 
-_NOTE = "sam_rollout_note"
-
-
-def attach(output: Any, note: Note) -> None:
-    """Attach a note for the scheduler to a `ModelRunnerOutput`."""
-    setattr(output, _NOTE, tuple(note))
+NOTE = "sam_rollout_note"  # attribute of a `ModelRunnerOutput` with the fields of a `Note`
 
 
 class LateBindingScheduler(AsyncScheduler):
@@ -50,7 +45,7 @@ class LateBindingScheduler(AsyncScheduler):
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Take the worker's note, and count placeholders without a draft as invalid."""
-        note = getattr(model_runner_output, _NOTE, None)
+        note = getattr(model_runner_output, NOTE, None)
         if note is not None:
             self._wants_drafts, bound, self._wants_made = note
             if bound is not None:

@@ -76,13 +76,6 @@ class DpExchange:
         return tensor.dtype == torch.int32 and tensor.dim() == 2 and tensor.shape[1] == self.ranks
 
 
-def ride_along(module: Any, rank: int, ranks: int) -> DpExchange:
-    """Replace the ``dist`` of a module that adds up the tensor, also if it was replaced before."""
-    original = module.dist.dist if isinstance(module.dist, DpExchange) else module.dist
-    module.dist = exchange = DpExchange(rank, ranks, original)
-    return exchange
-
-
 def join_group(parallel_config: Any) -> DpExchange:
     """Make the exchange between this engine and the engines that share its experts.
 
@@ -92,5 +85,7 @@ def join_group(parallel_config: Any) -> DpExchange:
     for name in SYNC_MODULES:
         module: Any = sys.modules.get(name)
         if hasattr(module, "dist"):
-            return ride_along(module, rank, ranks)
+            before = module.dist.dist if isinstance(module.dist, DpExchange) else module.dist
+            module.dist = exchange = DpExchange(rank, ranks, before)
+            return exchange
     return DpExchange(rank, ranks)

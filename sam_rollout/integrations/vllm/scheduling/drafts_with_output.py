@@ -12,12 +12,12 @@ from typing import Any
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds
 
-from sam_rollout.integrations.vllm.wrapping import wrap_once
+from sam_rollout.integrations.vllm.wrapping import Wrapper, wrap_once
 
-_DRAFTS, _WANTS_MADE = "sam_rollout_drafts", "sam_rollout_wants_made"
+_DRAFTS = "sam_rollout_drafts"  # attribute of an output: the drafts, and `wants_made`
 
 
-class WithOutput:
+class WithOutput(Wrapper):
     """Wraps `sample_tokens` of vLLM's runner, and adds drafts to outputs.
 
     Attributes:
@@ -26,22 +26,16 @@ class WithOutput:
     """
 
     def __init__(self, runner: Any) -> None:
+        super().__init__()
         self.drafts: list[list[int]] | None = None
         self.wants_made = True
-        self._runner = runner
-        self._sample_tokens = runner.sample_tokens
-        runner.sample_tokens = self._sample
-
-    def detach(self) -> None:
-        """Give the runner its method back."""
-        del self._runner.sample_tokens
+        self._sample_tokens = self.replace(runner, "sample_tokens", self._sample)
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
         output = self._sample_tokens(*args, **kwargs)
         drafts, self.drafts = self.drafts, None
         if drafts is not None:
-            setattr(output, _DRAFTS, drafts)
-            setattr(output, _WANTS_MADE, self.wants_made)
+            setattr(output, _DRAFTS, (drafts, self.wants_made))
         return output
 
 
@@ -65,9 +59,9 @@ class SyncScheduler(Scheduler):
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Take the drafts after the step's tokens, because a grammar reads both in this order."""
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        drafts = getattr(model_runner_output, _DRAFTS, None)
-        self.drafts_came = drafts is not None
-        self._wants_made = getattr(model_runner_output, _WANTS_MADE, True)
+        told = getattr(model_runner_output, _DRAFTS, None)
+        self.drafts_came = told is not None
+        drafts, self._wants_made = (None, True) if told is None else told
         if drafts:
             self.update_draft_token_ids(DraftTokenIds(model_runner_output.req_ids, drafts))
         return outputs

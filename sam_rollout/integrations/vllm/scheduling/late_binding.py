@@ -18,19 +18,18 @@ import dataclasses
 import threading
 import time
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numba import types
 
 from sam_rollout.automaton.compilation import INT32, INT32_2D, INT64, kernel, warm_up, written
+from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter, Made
 from sam_rollout.integrations.vllm.sampling.samplers import is_active
-from sam_rollout.integrations.vllm.scheduling.async_scheduler import Note, attach
+from sam_rollout.integrations.vllm.scheduling.async_scheduler import NOTE, Note
+from sam_rollout.integrations.vllm.wrapping import Wrapper
 from sam_rollout.session.session import DraftSession
-
-if TYPE_CHECKING:
-    from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter, Made
 
 # Limit of scored tokens for a step that is prepared ahead. An accelerator whose memory limits its
 # speed scores them in about the time of one token.
@@ -125,7 +124,7 @@ class Launched:
         return tokens
 
 
-class LateBinding:
+class LateBinding(Wrapper):
     """Wraps methods of a model runner with asynchronous scheduling; one per engine.
 
     Args:
@@ -140,6 +139,7 @@ class LateBinding:
         group: Any = None,
         drafter: EngineDrafter | None = None,
     ) -> None:
+        super().__init__()
         warm_up(_take_in)
         self._runner = runner
         self._session = session
@@ -156,23 +156,14 @@ class LateBinding:
         self._awaited: Launched | None = None  # the step before, if its tokens are waited for
         self._lengths: np.ndarray | None = None  # int32[B], the texts' lengths, if vLLM's are wrong
         self._filling = runner._make_buffer(SCORED_AHEAD, dtype=torch.int32)
-        self._wrapped = {
-            name: getattr(runner, name)
-            for name in (
-                "execute_model", "sample_tokens", "_bookkeeping_sync", "_model_forward",
-                "_calc_spec_decode_metadata",
-            )
-        }  # fmt: skip
-        runner.execute_model = self._execute_model
-        runner.sample_tokens = self._sample_tokens
-        runner._bookkeeping_sync = self._keep_books
-        runner._model_forward = self._forward
-        runner._calc_spec_decode_metadata = self._describe_drafts
-
-    def detach(self) -> None:
-        """Give the runner its methods back."""
-        for name in self._wrapped:
-            delattr(self._runner, name)
+        methods: dict[str, Any] = {
+            "execute_model": self._execute_model,
+            "sample_tokens": self._sample_tokens,
+            "_bookkeeping_sync": self._keep_books,
+            "_model_forward": self._forward,
+            "_calc_spec_decode_metadata": self._describe_drafts,
+        }
+        self._wrapped = {name: self.replace(runner, name, one) for name, one in methods.items()}
 
     def _execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         return self._wrapped["execute_model"](self._before(scheduler_output), *args, **kwargs)
@@ -302,19 +293,16 @@ class LateBinding:
     def _bind(self, step: Any, drafts: Mapping[str, list[int]]) -> dict[str, Any]:
         """Put drafts into a step's placeholders; return the fields of the step that change."""
         scheduled = dict(step.num_scheduled_tokens)
-        total = step.total_num_scheduled_tokens
         bound: dict[str, list[int]] = {}
         for request_id, places in self._places.items():
             tokens = drafts.get(request_id, [])[: len(places)]
             if tokens:
                 bound[request_id] = tokens
-            spare = len(places) - len(tokens)
-            scheduled[request_id] -= spare
-            total -= spare
+            scheduled[request_id] -= len(places) - len(tokens)
         self._bound = {request_id: len(tokens) for request_id, tokens in bound.items()}
         return {
             "num_scheduled_tokens": scheduled,
-            "total_num_scheduled_tokens": total,
+            "total_num_scheduled_tokens": sum(scheduled.values()),
             "scheduled_spec_decode_tokens": bound,
         }
 
@@ -410,4 +398,4 @@ class LateBinding:
         is_probed = self._drafter is not None and self._drafter.is_probed
         wants_made = self._session.wants_made or is_probed
         note = Note(self._session.wants_drafts, self._bound if places else None, wants_made)
-        attach(output._model_runner_output, note)
+        setattr(output._model_runner_output, NOTE, tuple(note))

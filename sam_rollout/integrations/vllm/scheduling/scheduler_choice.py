@@ -44,7 +44,7 @@ def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
         return f"{method} reads on the host what was sampled"
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
     if ascend.is_installed():
-        rule = ascend.from_ascend("scheduling.scheduler_choice:why_synchronous")
+        rule = ascend.from_ascend("versions:why_synchronous")
         if reason := rule(vllm_config, vllm_version):
             return reason
     elif Version(vllm_version).release[:2] not in KNOWN_RELEASES:

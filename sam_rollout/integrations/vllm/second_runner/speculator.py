@@ -15,7 +15,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from sam_rollout.config import ConfigError, RolloutSamplerConfig
 from sam_rollout.integrations.vllm.drafting.proposer import SamProposer
 from sam_rollout.integrations.vllm.engine_settings import MODEL_RUNNER_ENV, settings_of
-from sam_rollout.integrations.vllm.sampling.keyed_rows import RowKeys
+from sam_rollout.integrations.vllm.sampling.keyed_rows import KeyedRows
 from sam_rollout.integrations.vllm.sampling.samplers import cut
 from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockstep
 from sam_rollout.verification import (
@@ -42,15 +42,12 @@ class SamSpeculator(BaseSpeculator):
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         ranks = vllm_config.parallel_config.world_size
+        recycles = settings_of(vllm_config).sam.sources.recycling.enabled
         for found, value, reason in (
             (ranks > 1, ranks, "every rank would draft for itself"),
             (steps_in_lockstep(vllm_config), 1, "engines that share experts were not tried"),
             (vllm_config.scheduler_config.async_scheduling, 1, "drafts are not bound late"),
-            (
-                settings_of(vllm_config).sam.sources.recycling.enabled,
-                1,
-                "sam.sources.recycling was not tried",
-            ),
+            (recycles, 1, "sam.sources.recycling was not tried"),
         ):
             if found:
                 raise ConfigError(MODEL_RUNNER_ENV, value, f"{reason}; set it to 0")
@@ -62,7 +59,6 @@ class SamSpeculator(BaseSpeculator):
         self._offered: DraftTokenIds | None = None
 
     def attach(self, runner: Any) -> None:
-        """Connect the speculator with its runner."""
         self._states = runner.req_states
         runner.drafter = self.proposer
         runner.take_draft_token_ids = self._take_draft_token_ids
@@ -113,17 +109,13 @@ class SamSpeculator(BaseSpeculator):
 
 
 def attach(runner: Any) -> None:
-    """Prepare vLLM's second runner for our drafter and sampler; safe to call repeatedly."""
-    follow_requests(runner)
+    """Prepare vLLM's second runner for our drafter and sampler; safe to call repeatedly.
+
+    The second runner forgets a request that is preempted, and keeps no sampling parameters. So the
+    scheduler's data of each request are kept here until it ends.
+    """
     if isinstance(runner.speculator, SamSpeculator):
         runner.speculator.attach(runner)
-
-
-def follow_requests(runner: Any) -> None:
-    """Keep the scheduler's data of each request until it ends.
-
-    The second runner forgets a request that is preempted, and keeps no sampling parameters.
-    """
     if hasattr(runner, "requests"):
         return
     requests: dict[str, Any] = {}
@@ -157,7 +149,7 @@ class KeyedSampling:
     kind = "coupled"
 
     def __init__(self, runner: Any) -> None:
-        self._row_keys = RowKeys(runner)
+        self._rows = KeyedRows(runner)
         self._sampler = runner.sampler
         self._states = runner.req_states
         add = runner.add_requests
@@ -176,9 +168,9 @@ class KeyedSampling:
 
     def _set_keys(self, names: list[str]) -> None:
         slots = [self._states.req_id_to_index[name] for name in names]
-        keys = self._row_keys.keys
+        keys = self._rows.keys
         keys[torch.tensor(slots, device=keys.device)] = torch.tensor(
-            self._row_keys.keys_of(names), device=keys.device
+            self._rows.keys_of(names), device=keys.device
         )
 
     def _draw(
@@ -188,7 +180,7 @@ class KeyedSampling:
 
         ``slots`` has each row's slot, ``positions`` the text position in front of the drawn token.
         """
-        bits = keyed_bits(self._row_keys.keys[slots], positions + 1)
+        bits = keyed_bits(self._rows.keys[slots], positions + 1)
         tokens = draw_gumbel(logits.to(torch.float32), bits)
         greedy = self._sampler.sampling_states.temperature.gpu[slots] == 0
         return torch.where(greedy, logits.argmax(dim=-1), tokens)
@@ -229,18 +221,13 @@ class KeyedSampling:
         batch = len(slots_of_requests)
         ends = cu_num_rows[1:] - torch.arange(1, batch + 1, device=cu_num_rows.device)
         layout = DraftLayout(ends, len(logits) - batch, self._max_drafts)
-        drafts = verified[_rows_of_drafts(layout)]
+        # A request has a row for its last token before the rows of its draft tokens.
+        requests = torch.arange(batch, device=ends.device)
+        request = requests.repeat_interleave(layout.counts, output_size=layout.num_drafts)
+        drafts = verified[torch.arange(layout.num_drafts, device=ends.device) + request + 1]
         tokens = verify_coupled(layout, drafts, self._draw(logits, slots, positions))
         gained = (tokens != NO_TOKEN).sum(dim=1, dtype=torch.int32)
         return logits, tokens.to(torch.int64), gained
-
-
-def _rows_of_drafts(layout: DraftLayout) -> torch.Tensor:
-    """Return the indices of draft tokens' rows, int64 [num_drafts]."""
-    requests = torch.arange(layout.batch, device=layout.counts.device)
-    request = requests.repeat_interleave(layout.counts, output_size=layout.num_drafts)
-    # Each request has a row for its last token before the rows of its draft tokens.
-    return torch.arange(layout.num_drafts, device=request.device) + request + 1
 
 
 def installed_sampler(runner: Any) -> str:

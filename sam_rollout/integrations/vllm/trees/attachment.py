@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import pkgutil
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from sam_rollout.config import SamConfig
 from sam_rollout.integrations.vllm.sampling.samplers import keeps_draws
+from sam_rollout.integrations.vllm.trees.drafter_inputs import DrafterInputs
 from sam_rollout.integrations.vllm.trees.step_trees import TreeKeeper
-
-if TYPE_CHECKING:
-    from sam_rollout.integrations.vllm.trees.drafter_inputs import DrafterInputs
-
+from sam_rollout.integrations.vllm.trees.tree_sampler import with_trees
+from sam_rollout.integrations.vllm.wrapping import Wrapper
 
 # Device, as vLLM's platform names it -> the attention that verifies trees there.
 ATTENTION = {
@@ -74,33 +71,14 @@ def _attention_of_device() -> Any:
     return pkgutil.resolve_name(ATTENTION[current_platform.device_name])
 
 
-class Trees:
-    """Prepares a runner for trees; the runner's cache and our sampler must be ready.
+def attach_trees(runner: Any, with_model: bool) -> tuple[TreeKeeper, list[Wrapper]]:
+    """Prepare a runner for trees; its cache and our sampler must be ready.
 
-    `with_model` says whether the engine also runs a draft model.
+    Returns the keeper of the trees, and other objects to detach before the keeper. `with_model`
+    says whether the engine also runs a draft model.
     """
-
-    def __init__(self, runner: Any, with_model: bool) -> None:
-        from sam_rollout.integrations.vllm.trees.drafter_inputs import DrafterInputs
-        from sam_rollout.integrations.vllm.trees.tree_sampler import with_trees
-
-        self._runner, self._sampler = runner, runner.rejection_sampler
-        self._keeper = TreeKeeper(runner)
-        self._attention = _attention_of_device()(runner, self._keeper)
-        runner.rejection_sampler = with_trees(self._sampler, self._keeper, self._attention.accept)
-        self._drafter_inputs: DrafterInputs | None = None
-        if with_model:
-            self._drafter_inputs = DrafterInputs(runner, self._keeper, runner.rejection_sampler)
-        self.keep = self._keeper.keep
-
-    def row_parents(self) -> np.ndarray | None:
-        """Return `StepTrees.row_parents`; None if the step at hand has only chains."""
-        return None if self._keeper.step is None else self._keeper.step.row_parents
-
-    def detach(self) -> None:
-        """Undo the preparation of the runner."""
-        self._runner.rejection_sampler = self._sampler
-        if self._drafter_inputs is not None:
-            self._drafter_inputs.detach()
-        self._attention.detach()
-        self._keeper.detach()
+    keeper = TreeKeeper(runner)
+    attention = _attention_of_device()(runner, keeper)
+    sampler = with_trees(runner.rejection_sampler, keeper, attention.accept)
+    keeper.replace(runner, "rejection_sampler", sampler)
+    return keeper, [attention, *([DrafterInputs(runner, keeper, sampler)] if with_model else [])]

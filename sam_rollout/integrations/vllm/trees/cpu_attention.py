@@ -22,6 +22,7 @@ from vllm import envs
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, CPUAttentionMetadata
 
 from sam_rollout.integrations.vllm.trees.step_trees import StepTrees, TreeKeeper, moves
+from sam_rollout.integrations.vllm.trees.tree_attention import TreeAttention
 
 _SPARE_PAGES = 64  # per layer; a step that needs more pages takes several calls of the kernel
 
@@ -38,37 +39,18 @@ class _Call(NamedTuple):
     slots: torch.Tensor
 
 
-class CpuTreeAttention:
-    """Replaces the kernel of the runner's attention layers, which have `implementation`.
-
-    Args:
-        runner: vLLM's model runner for CPUs, whose cache is ready.
-        keeper: has the step's trees.
-    """
+class CpuTreeAttention(TreeAttention):
+    """Calls the kernel of vLLM's attention layers with paths; the cache keeps its spare pages."""
 
     implementation = CPUAttentionBackendImpl
     goes_with_model = True
 
-    @staticmethod
-    def why_not(_runner: Any) -> str:
-        """Return an empty string: the kernel is vLLM's own, called in the usual way."""
-        return ""
-
     def __init__(self, runner: Any, keeper: TreeKeeper) -> None:
-        self._runner, self._keeper = runner, keeper
-        # A draft model has layers of its own: they get chains, never trees.
-        self._layers: list[Any] = [
-            layer
-            for layer in runner.get_model().modules()
-            if isinstance(getattr(layer, "impl", None), CPUAttentionBackendImpl)
-        ]
+        super().__init__(runner, keeper)
         self._spare = runner.kv_cache_config.num_blocks  # number of the first spare page
         for layer in self._layers:
             self._add_spare_pages(layer)
-            layer.impl.forward = _Forward(self, layer)
         self._page = self._layers[0].kv_cache.shape[2]
-        self._calls: list[_Call] = []
-        self._calls_of: StepTrees | None = None
         # Keys and values of the step's trees, by layer: those of accepted tokens may have to move.
         self._computed: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
         self._tree_tokens = torch.zeros(0, dtype=torch.int64)
@@ -87,26 +69,9 @@ class CpuTreeAttention:
             if one.data_ptr() == cache.data_ptr():
                 caches[number] = layer.kv_cache
 
-    def detach(self) -> None:
-        """Give the layers their kernel back; the cache keeps its spare pages."""
-        for layer in self._layers:
-            layer.impl.__dict__.pop("forward", None)
-
-    def calls(self, metadata: CPUAttentionMetadata) -> list[_Call]:
-        """Return the calls that compute the step at hand, none if it has no trees."""
-        trees = self._keeper.step
-        if trees is None:
-            return []
-        if self._calls_of is not trees:
-            self._computed.clear()
-            self._calls, self._calls_of = self._plan(trees, metadata), trees
-        return self._calls
-
-    def computed(self, layer: Any, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Keep the keys and values that a layer computed for the trees' tokens."""
-        self._computed.append((layer, key[self._tree_tokens], value[self._tree_tokens]))
-
-    def _plan(self, trees: StepTrees, metadata: CPUAttentionMetadata) -> list[_Call]:
+    def make_plan(self, trees: StepTrees, metadata: CPUAttentionMetadata) -> list[_Call]:
+        """Return the calls that compute the step."""
+        self._computed.clear()
         starts = metadata.query_start_loc.numpy()
         lengths = metadata.seq_lens.numpy()
         table = metadata.block_table.numpy()
@@ -132,18 +97,16 @@ class CpuTreeAttention:
                 written = [(first + node, context + n) for n, node in enumerate(path)]
                 texts.append((tokens, context + len(path), table[row], written))
         self._tree_tokens = torch.tensor(tree_tokens)
-        calls, at = [], 0
-        while at < len(texts):
-            pages, stop = 0, at
-            while stop < len(texts):
-                needed = self._pages_of(texts[stop])
-                if pages + needed > _SPARE_PAGES:
-                    break
-                pages += needed
-                stop += 1
-            calls.append(self._call(texts[at:stop], metadata))
-            at = stop
-        return calls
+        groups: list[list] = [[]]
+        pages = 0
+        for text in texts:
+            needed = self._pages_of(text)
+            if pages + needed > _SPARE_PAGES:
+                groups.append([])
+                pages = 0
+            groups[-1].append(text)
+            pages += needed
+        return [self._call(group, metadata) for group in groups]
 
     def _pages_of(self, text: tuple) -> int:
         """Return the number of spare pages that a text needs."""
@@ -204,13 +167,6 @@ class CpuTreeAttention:
         )
 
     def accept(self, trees: StepTrees, path: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Move keys and values of accepted tokens to their places in the text.
-
-        Args:
-            trees: the step's trees.
-            path: int64 [B, N + 1], the accepted path's node at each depth.
-            token_ids: int32 [B, N + 1], the sampled tokens, then negative numbers.
-        """
         source, target = moves(trees, path, token_ids)
         if not len(source):
             return
@@ -219,37 +175,22 @@ class CpuTreeAttention:
         for layer, key, value in self._computed:
             write(layer, key[place], value[place], slots)
 
-
-class _Forward:
-    """Called in place of a layer's kernel."""
-
-    def __init__(self, attention: CpuTreeAttention, layer: Any) -> None:
-        self._attention, self._layer = attention, layer
-        self._forward = layer.impl.forward
-
-    def __call__(
-        self,
-        layer: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        kv_cache: torch.Tensor,
-        attn_metadata: CPUAttentionMetadata | None,
-        output: torch.Tensor,
-        *others: Any,
-        **options: Any,
-    ) -> torch.Tensor:
-        calls = self._attention.calls(attn_metadata) if attn_metadata is not None else []
-        if not calls:
-            return self._forward(
+    def forward(
+        self, original: Any, layer: Any, query: torch.Tensor, key: torch.Tensor,
+        value: torch.Tensor, kv_cache: torch.Tensor, attn_metadata: CPUAttentionMetadata | None,
+        output: torch.Tensor, *others: Any, **options: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        calls = self.plan(attn_metadata)
+        if calls is None:
+            return original(
                 layer, query, key, value, kv_cache, attn_metadata, output, *others, **options
             )
-        self._attention.computed(layer, key, value)
+        self._computed.append((layer, key[self._tree_tokens], value[self._tree_tokens]))
         for call in calls:
             kv_cache[call.to_pages] = kv_cache[call.from_pages]
             write(layer, key[call.written], value[call.written], call.slots)
             found = torch.empty_like(output[: len(call.tokens)])
-            self._forward(
+            original(
                 layer, query[call.tokens], key, value, kv_cache, call.metadata, found, *others,
                 **options,
             )  # fmt: skip

@@ -30,7 +30,6 @@ class CudaTreeAttention(SplitTreeAttention):
 
     @classmethod
     def why_not(cls, runner: Any) -> str:
-        """Return why this engine cannot verify trees."""
         if Version(vllm.__version__).release[:2] != Version(RELEASE).release:
             return f"trees on GPUs are written for vLLM {RELEASE}, not {vllm.__version__}"
         return super().why_not(runner)
@@ -39,7 +38,6 @@ class CudaTreeAttention(SplitTreeAttention):
     def add_context(
         cls, impl: Any, step: SplitStep, query: torch.Tensor, cache: Pair, own: Pair
     ) -> torch.Tensor:
-        """See `SplitTreeAttention.add_context`."""
         from vllm.v1.attention.ops.merge_attn_states import merge_attn_states
         from vllm.vllm_flash_attn import flash_attn_varlen_func
 

@@ -14,25 +14,16 @@ import torch
 
 from sam_rollout.integrations.vllm.trees.step_trees import StepTrees, TreeKeeper
 from sam_rollout.integrations.vllm.trees.tree_sampler import TreeRejectionSampler
+from sam_rollout.integrations.vllm.wrapping import Wrapper
 
 
-class DrafterInputs:
-    """Rearranges a runner's tensors before its drafter runs.
-
-    Args:
-        runner: a vLLM runner with vLLM's own drafter; its `propose_draft_token_ids` is wrapped.
-        keeper: holds the step's trees.
-        sampler: holds the accepted paths.
-    """
+class DrafterInputs(Wrapper):
+    """Rearranges a runner's tensors before vLLM's drafter runs (`propose_draft_token_ids`)."""
 
     def __init__(self, runner: Any, keeper: TreeKeeper, sampler: TreeRejectionSampler) -> None:
+        super().__init__()
         self._runner, self._keeper, self._sampler = runner, keeper, sampler
-        self._propose = runner.propose_draft_token_ids
-        runner.propose_draft_token_ids = self._proposing
-
-    def detach(self) -> None:
-        """Restore the runner's own `propose_draft_token_ids`."""
-        self._runner.__dict__.pop("propose_draft_token_ids", None)
+        self._propose = self.replace(runner, "propose_draft_token_ids", self._proposing)
 
     def _proposing(self, *args: Any, **kwargs: Any) -> Any:
         trees, path = self._keeper.step, self._sampler.path
@@ -52,7 +43,6 @@ class DrafterInputs:
         """Move each request's accepted tokens, with their hidden states, to its first indices.
 
         Args:
-            trees: the step's trees.
             path: int64 [B, N + 1], the accepted path's node at each depth, 0 beyond the path's end.
             hidden, aux_hidden: [tokens, ...], hidden states of the step's tokens.
             sample_hidden: [rows, ...], hidden states of the tokens after which a token was sampled.

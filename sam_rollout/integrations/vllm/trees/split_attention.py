@@ -23,6 +23,7 @@ from sam_rollout.integrations.vllm.trees.step_trees import (
     trees_of,
     warm_up_shapes,
 )
+from sam_rollout.integrations.vllm.trees.tree_attention import TreeAttention
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -83,30 +84,16 @@ class SplitStep(NamedTuple):
         )
 
 
-class SplitTreeAttention:
-    """Replaces the attention of the runner's layers in steps with trees.
+class SplitTreeAttention(TreeAttention):
+    """Attends to texts and trees apart."""
 
-    Args:
-        runner: vLLM's model runner, whose cache is ready.
-        keeper: has the step's trees.
-    """
-
-    implementation: ClassVar[type]  # of the layers' attention
     table_name: ClassVar[str]  # of the block table in the attention's metadata
     writes_cache: ClassVar[bool]  # the implementation's `forward` also writes the cache
     cache_axis: ClassVar[int]  # of a layer's cache: keys, then values
-    goes_with_model: ClassVar[bool]  # whether a draft model may draft, too
 
     def __init__(self, runner: Any, keeper: TreeKeeper) -> None:
-        self._runner, self._keeper = runner, keeper
-        # A draft model has layers of its own: they get chains, never trees.
-        self._forwards = [
-            _Forward(self, layer.impl)
-            for layer in runner.get_model().modules()
-            if isinstance(getattr(layer, "impl", None), self.implementation)
-        ]
-        self._step_of: StepTrees | None = None
-        self._step: SplitStep | None = None
+        super().__init__(runner, keeper)
+        self._caches: dict[Any, Any] = {}  # layer -> its cache
 
     @classmethod
     def add_context(
@@ -115,8 +102,6 @@ class SplitTreeAttention:
         """Attend to the texts before the trees, and weigh the result with that of the trees.
 
         Args:
-            impl: the layer's implementation.
-            step: the step's trees.
             query: [R, T, heads, head size].
             cache: keys and values, [blocks, block size, heads of the cache, head size].
             own: the trees' part, see `attend`.
@@ -126,33 +111,20 @@ class SplitTreeAttention:
         """
         raise NotImplementedError
 
-    def detach(self) -> None:
-        """Give the layers their attention back."""
-        for forward in self._forwards:
-            forward.impl.__dict__.pop("forward", None)
-
-    def step(self, metadata: Any) -> SplitStep | None:
-        """Return the step's trees; None without trees."""
-        trees = self._keeper.step
-        if trees is not self._step_of:
-            self._step, self._step_of = None, trees
-            if trees is not None:
-                batch, rows = self._runner.input_batch, len(trees.counts)
-                starts = self._runner.query_start_loc.np[: rows + 1]
-                computed = batch.num_computed_tokens_cpu[:rows]
-                table = getattr(metadata, self.table_name)
-                self._step = SplitStep.of(trees, starts, computed, table)
-        return self._step
+    def make_plan(self, trees: StepTrees, metadata: Any) -> SplitStep:
+        batch, rows = self._runner.input_batch, len(trees.counts)
+        starts = self._runner.query_start_loc.np[: rows + 1]
+        table = getattr(metadata, self.table_name)
+        return SplitStep.of(trees, starts, batch.num_computed_tokens_cpu[:rows], table)
 
     def accept(self, trees: StepTrees, path: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Move keys and values of accepted tokens to their places in the text; see `moves`."""
         source, target = moves(trees, path, token_ids)
         if not len(source):
             return
         slots = self._runner.input_batch.block_table[0].slot_mapping.gpu
         source, target = slots[source].long(), slots[target].long()
-        for forward in self._forwards:
-            for cache in self._halves(forward.kv_cache):
+        for kv_cache in self._caches.values():
+            for cache in self._halves(kv_cache):
                 size = cache.shape[1]
                 cache[target // size, target % size] = cache[source // size, source % size]
 
@@ -241,30 +213,19 @@ class SplitTreeAttention:
             expected[tokens.cpu()] = found[0]
         return float((output.cpu().float() - expected).abs().max())
 
-
-class _Forward:
-    """Called in place of a layer's attention."""
-
-    def __init__(self, attention: SplitTreeAttention, impl: Any) -> None:
-        self._attention, self.impl, self._forward = attention, impl, impl.forward
-        self.kv_cache: Any = None
-        impl.forward = self
-
-    def __call__(
-        self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-        kv_cache: Any, attn_metadata: Any, output: torch.Tensor, *others: Any, **options: Any,
+    def forward(
+        self, original: Any, layer: Any, query: torch.Tensor, key: torch.Tensor,
+        value: torch.Tensor, kv_cache: Any, attn_metadata: Any, output: torch.Tensor, *others: Any,
+        **options: Any,
     ) -> torch.Tensor:  # fmt: skip
-        attention, impl = self._attention, self.impl
-        step = None if attn_metadata is None else attention.step(attn_metadata)
-        if step is None or not step.is_whole or attention.writes_cache:
-            self._forward(
-                layer, query, key, value, kv_cache, attn_metadata, output, *others, **options
-            )
+        impl, step = layer.impl, self.plan(attn_metadata)
+        if step is None or not step.is_whole or self.writes_cache:
+            original(layer, query, key, value, kv_cache, attn_metadata, output, *others, **options)
         if step is not None:
-            self.kv_cache = kv_cache
+            self._caches[layer] = kv_cache
             query, shown = (t.view(-1, impl.num_heads, impl.head_size) for t in (query, output))
             key, value = (t.view(-1, impl.num_kv_heads, impl.head_size) for t in (key, value))
-            attention.compute(impl, step, query, key, value, kv_cache, shown)
+            self.compute(impl, step, query, key, value, kv_cache, shown)
         return output
 
 
@@ -276,8 +237,6 @@ def attend(
     Args:
         query: [R, T, heads, head size].
         key, value: [R, keys, heads of the cache, head size].
-        mask: which keys a token attends to.
-        scale: the factor of the scores.
 
     Returns:
         float32 [R, T, heads, head size], and the log-sum-exp, float32 [R, T, heads].

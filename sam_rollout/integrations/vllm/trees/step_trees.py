@@ -18,6 +18,7 @@ from sam_rollout.automaton.compilation import (
     written,
 )
 from sam_rollout.drafting.in_flight import DraftBatch
+from sam_rollout.integrations.vllm.wrapping import Wrapper
 from sam_rollout.verification.trees import TreeShapes
 
 
@@ -75,31 +76,24 @@ def _shape(
     return count
 
 
-class TreeKeeper:
+class TreeKeeper(Wrapper):
     """Keeps the shapes of a runner's proposed drafts until the drafts are verified.
 
     The scheduler knows draft tokens only as a list, and may cut it short or leave it out. Parents
     come before their children, so a shortened list is still a tree.
-
-    Args:
-        runner: vLLM's model runner; its `_prepare_inputs` is wrapped.
 
     Attributes:
         step: trees of the current verify step; None if all its drafts are chains.
     """
 
     def __init__(self, runner: Any) -> None:
+        super().__init__()
         warm_up_shapes()
         self._runner = runner
-        self._prepare_inputs = runner._prepare_inputs
+        self._prepare_inputs = self.replace(runner, "_prepare_inputs", self._preparing)
         self._row_of: dict[str, int] = {}
         self._parents = np.zeros((0, 0), np.int32)
         self.step: StepTrees | None = None
-        runner._prepare_inputs = self._preparing
-
-    def detach(self) -> None:
-        """Restore the runner's own `_prepare_inputs`."""
-        self._runner.__dict__.pop("_prepare_inputs", None)
 
     def keep(self, request_ids: list[str], batch: DraftBatch) -> None:
         """Keep the shapes of the drafts that are being proposed.
@@ -167,7 +161,6 @@ def trees_of(
         kept: int32 [B], the row of `kept_parents` that has the request's tree; -1: a chain.
         ends: int32 [B], the index behind the request's last token among the step's tokens.
         kept_parents: int32 [rows, k], the draft token that each draft token follows; -1: none.
-        device: the device of `StepTrees.shapes`.
 
     Returns:
         The trees; int64 [2, tokens], indices of tokens and the corrections of their positions.

@@ -11,11 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from vllm.v1.sample.metadata import SamplingMetadata
-from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from sam_rollout.integrations.vllm.sampling.samplers import (
     KeyedRejectionSampler,
+    VerifyStep,
     _without_min_tokens,
 )
 from sam_rollout.integrations.vllm.trees.step_trees import StepTrees, TreeKeeper
@@ -34,7 +33,6 @@ class TreeRejectionSampler(KeyedRejectionSampler):
 
     Args:
         sampler: the sampler that the runner used so far; its state is taken over.
-        keeper: holds the step's trees.
         accept: called with the step's trees, the nodes of each path, int64 [B, N + 1], and the
             sampled tokens.
 
@@ -70,23 +68,17 @@ class TreeRejectionSampler(KeyedRejectionSampler):
             return super()._kept_rows(layout)
         return (layout.first_row.unsqueeze(1) + self.path).clamp_(max=layout.num_rows - 1)
 
-    def _process(
-        self,
-        logits: torch.Tensor,
-        metadata: SpecDecodeMetadata,
-        sampling: SamplingMetadata,
-        layout: DraftLayout,
-    ) -> torch.Tensor:
-        trees = self._keeper.step
+    def _process(self, logits: torch.Tensor, step: VerifyStep) -> torch.Tensor:
+        trees, sampling = self._keeper.step, step.sampling
         if trees is None:
-            return super()._process(logits, metadata, sampling, layout)
+            return super()._process(logits, step)
         others, minimum = _without_min_tokens(sampling)
         if minimum is not None and minimum.min_toks:
             # vLLM assumes that each row's text is one token longer than the text of the row before.
             # In a tree, the length follows from the node's depth. The minimum length is enforced
             # before top-k and top-p, because top-k and top-p may remove every token except a stop
             # token.
-            self._hold_to_minimum(logits, minimum, trees, layout)
+            self._hold_to_minimum(logits, minimum, trees, step.layout)
             sampling = others
         if sampling.spec_token_ids:  # a bonus row's text ends with the path to the last node
             last = [
@@ -95,7 +87,7 @@ class TreeRejectionSampler(KeyedRejectionSampler):
             ]
             self._all_drafts = sampling.spec_token_ids
             sampling = replace(sampling, spec_token_ids=last)
-        return super()._process(logits, metadata, sampling, layout)
+        return super()._process(logits, step._replace(sampling=sampling))
 
     @staticmethod
     def _hold_to_minimum(

@@ -17,7 +17,7 @@ from sam_rollout.core.limits import Limits
 from sam_rollout.gating import make_gate
 from sam_rollout.gating.agreement import Report
 from sam_rollout.integrations.vllm.scheduling import dp_exchange
-from sam_rollout.integrations.vllm.scheduling.dp_exchange import join_group, ride_along
+from sam_rollout.integrations.vllm.scheduling.dp_exchange import DpExchange, join_group
 from tests.unit.gating.steps import decode
 
 RANKS, FIELDS, K = 3, 4, 8
@@ -40,7 +40,7 @@ def of_a_step(rank: int, tokens: int = 1) -> torch.Tensor:
 
 def test_numbers_that_do_not_fit_are_cut():
     module = SimpleNamespace(dist=Alone())
-    exchange = ride_along(module, rank=0, ranks=RANKS)
+    module.dist = exchange = DpExchange(0, RANKS, module.dist)
     exchange.publish(REPORT._replace(context=1 << 40))
     module.dist.all_reduce(of_a_step(0), group=None)
     assert exchange.received()[1].max() == (1 << 31) - 1
@@ -59,7 +59,7 @@ def test_numbers_that_do_not_fit_are_cut():
 )
 def test_other_tensors_pass_unchanged(tensor, options):
     module = SimpleNamespace(dist=Alone())
-    exchange = ride_along(module, rank=0, ranks=RANKS)
+    module.dist = exchange = DpExchange(0, RANKS, module.dist)
     module.dist.all_reduce(tensor, **options)
     assert module.dist.sent[0].shape == tensor.shape
     assert exchange.received()[0] == 0

@@ -6,7 +6,7 @@ from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessors
 
 from sam_rollout.core.identity import identify
-from sam_rollout.integrations.vllm.sampling.keyed_rows import RowKeys
+from sam_rollout.integrations.vllm.sampling.keyed_rows import KeyedRows
 
 PROMPT = [5, 6, 7]
 
@@ -33,7 +33,7 @@ class Batch:
         self.runner = SimpleNamespace(
             vllm_config=config, device=torch.device("cpu"), requests={}, input_batch=batch
         )
-        self.keys = RowKeys(self.runner)
+        self.keys = KeyedRows(self.runner)
 
     def becomes(self, *names: str, **joining: SamplingParams) -> list[int]:
         """Change the batch as vLLM does and return the keys of its rows."""
@@ -78,11 +78,6 @@ def test_an_id_that_comes_again_is_another_request(batch):
 
 
 def test_a_seed_of_the_request_decides_alone(batch):
-    given = {"a": params(seed=9), "b": params(seed=9), "c": params(seed=8)}
-    first, second, third = batch.becomes("a", "b", "c", **given)
-    assert first == second != third
-
-
-def test_a_seed_equal_to_the_engines_is_another_one(batch):
-    first, second = batch.becomes("a", "b", a=params(), b=params(seed=1))
-    assert first != second
+    given = {"a": params(seed=9), "b": params(seed=9), "c": params(seed=1), "d": params()}
+    first, second, third, fourth = batch.becomes(*"abcd", **given)
+    assert first == second and len({first, third, fourth}) == 3, "the engine's seed is 1, too"

@@ -31,7 +31,7 @@ OURS = {
     "why_synchronous": "",
     "draft_shapes": ("chain",),
 }
-AHEAD = "; scheduled a step ahead"
+GATE, AHEAD = "k=5, gate: threshold 2", "; scheduled a step ahead"
 
 
 @pytest.mark.parametrize("config", [ON, OFF])
@@ -56,22 +56,14 @@ FILLED_UP = {
 @pytest.mark.parametrize(
     ("reports", "config", "line"),
     [
-        (
-            [OURS, OURS],
-            ON,
-            f"drafter {PROPOSER_CLASS} on 2 worker(s), k=5, gate: threshold 2{AHEAD}",
-        ),
-        (
-            [NONE, OURS],
-            ON,
-            f"drafter {PROPOSER_CLASS} on 1 worker(s), k=5, gate: threshold 2{AHEAD}",
-        ),
+        ([OURS, OURS], ON, f"drafter {PROPOSER_CLASS} on 2 worker(s), {GATE}{AHEAD}"),
+        ([NONE, OURS], ON, f"drafter {PROPOSER_CLASS} on 1 worker(s), {GATE}{AHEAD}"),
         (
             [OURS | {"sam": JOINED.to_mapping()}],
             JOINED,
-            f"gate: threshold 2, with up to 3 tokens of draft_model some/model{AHEAD}",
+            f"{GATE}, with up to 3 tokens of draft_model some/model{AHEAD}",
         ),
-        ([OURS | {"deciding_engines": 4}], ON, f"gate: threshold 2, agreed on by 4 engines{AHEAD}"),
+        ([OURS | {"deciding_engines": 4}], ON, f"{GATE}, agreed on by 4 engines{AHEAD}"),
         (
             [OURS | FILLED_UP],
             ON,

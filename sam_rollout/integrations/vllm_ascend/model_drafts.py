@@ -1,4 +1,4 @@
-"""Drafts of a model that vllm-ascend runs, for a session that also drafts from texts.
+"""Drafts and weights of a model that vllm-ascend runs beside drafts from texts.
 
 vllm-ascend's drafters call `compute_logits` once per draft token and take the likeliest token. We
 replace this method while the drafter runs, unless all passes are captured in one graph.
@@ -11,7 +11,12 @@ from typing import Any
 import torch
 
 from sam_rollout.config import ConfigError
+from sam_rollout.integrations.vllm.model_drafts.drafter_weights import (
+    reads_policy,
+    share_embeddings,
+)
 from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter
+from sam_rollout.integrations.vllm.wrapping import wrap_once
 from sam_rollout.sources.model import ModelSourceConfig
 
 
@@ -82,3 +87,31 @@ def _check_positions(runner: Any, config: ModelSourceConfig) -> None:
             f"knows {drafting.max_model_len} positions, but max_model_len is {needed}: raise "
             "max_position_embeddings in its config.json (docs/draft_models.md)",
         )
+
+
+def share_weights() -> None:
+    """Make our engines' draft heads use the policy's embedding and output layer.
+
+    Call it after vllm-ascend's runner was imported, because its imports choose a device.
+    """
+    from vllm_ascend.spec_decode.llm_base_proposer import AscendSpecDecodeBaseProposer
+
+    share_embeddings(AscendSpecDecodeBaseProposer)
+    wrap_once(AscendSpecDecodeBaseProposer, "_maybe_share_lm_head", _sharing_output_layer)
+
+
+def _sharing_output_layer(original: Any) -> Any:
+    """Give EAGLE-3 heads the policy's output layer if they have none of their own.
+
+    vllm-ascend 0.23 to 0.26 do this only for the methods `eagle` and `dflash`. This wrapper can go
+    when `_maybe_share_lm_head` checks whether the head has the layer, as vLLM's method does.
+    """
+
+    def share(self: Any, model: Any) -> None:
+        original(self, model)
+        if not reads_policy(self) or getattr(self.model, "has_own_lm_head", True):
+            return
+        owner = model if hasattr(model, "lm_head") else model.get_language_model()
+        self.model.lm_head = owner.lm_head
+
+    return share

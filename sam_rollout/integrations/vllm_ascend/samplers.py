@@ -22,8 +22,8 @@ from sam_rollout.integrations.vllm.sampling.keyed_rows import KeyedRows
 from sam_rollout.integrations.vllm.sampling.samplers import (
     KeyedRejectionSampler,
     KeyedTopKTopPSampler,
+    VerifyStep,
 )
-from sam_rollout.verification import DraftLayout
 
 # Field of vllm-ascend's additional_config that has to stay off -> its effect.
 REFUSED = {
@@ -61,6 +61,7 @@ def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
         return
     _check_options(model_runner.vllm_config.parallel_config)
     rows = KeyedRows(model_runner)
+    rows.watch_batch()
     sampler.topk_topp_sampler = AscendKeyedTopKTopPSampler(sampler.logprobs_mode, rows, config)
     if hasattr(model_runner, "rejection_sampler"):
         model_runner.rejection_sampler = AscendKeyedRejectionSampler(sampler, rows, config)
@@ -116,13 +117,7 @@ class AscendKeyedRejectionSampler(KeyedRejectionSampler, AscendRejectionSampler)
             logits, sampling_metadata, metadata, repeat_indices, output_token_ids
         )
 
-    def _process(
-        self,
-        logits: torch.Tensor,
-        metadata: SpecDecodeMetadata,
-        sampling: SamplingMetadata,
-        layout: DraftLayout,
-    ) -> torch.Tensor:
+    def _process(self, logits: torch.Tensor, step: VerifyStep) -> torch.Tensor:
         info = torch.finfo(logits.dtype)
         logits = torch.nan_to_num_(logits, nan=0.0, posinf=info.max, neginf=info.min)
-        return super()._process(logits, metadata, sampling, layout)
+        return super()._process(logits, step)

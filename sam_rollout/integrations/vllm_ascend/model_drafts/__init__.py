@@ -1,1 +1,0 @@
-"""Draft models that vllm-ascend runs."""

@@ -1,1 +1,0 @@
-"""Our samplers with vllm-ascend's processing of logits."""

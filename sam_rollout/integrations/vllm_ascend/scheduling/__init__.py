@@ -1,1 +1,0 @@
-"""Scheduling a step ahead in vllm-ascend's engines."""
