@@ -15,9 +15,6 @@ from sam_rollout.automaton import kernels
 from sam_rollout.automaton.arena import Arena, Rows
 from sam_rollout.automaton.interface import AutomatonFullError, Int32Array, Int64Array, places_of
 
-# Edge tables grow by half, because doubling them would leave more memory unused.
-_GROWTH_NUMERATOR, _GROWTH_DENOMINATOR = 3, 2
-
 # Slots of the first edge table, per token about to be read. Clones hold most edges of reasoning
 # text. The table is at most four fifths full.
 _EDGE_SLOTS_PER_TOKEN = 0.4
@@ -258,7 +255,8 @@ class AutomatonPool:
             kernels.finish_moving(header, self._arena.free)
         else:
             blocks = int(header[kernels.EDGE_SLOTS]) >> kernels.BLOCK_SHIFT
-            blocks = max(blocks + 1, blocks * _GROWTH_NUMERATOR // _GROWTH_DENOMINATOR)
+            # The table grows by half, because doubling it would leave more memory unused.
+            blocks = max(blocks + 1, blocks * 3 // 2)
             directory = self._new_edge_directory(automaton, blocks)
             kernels.begin_moving(header, directory, blocks << kernels.BLOCK_SHIFT)
 

@@ -156,8 +156,17 @@ class SamDrafter:
         if gate_open:
             for source, places in zip(self.sources, self._places, strict=True):
                 source.locate(token_ids, num_tokens, eligible, places[:rows])
+            budget = self._budget[:rows]
+            np.subtract(self._limits.max_model_len, num_tokens, out=budget)
+            np.minimum(budget, max_tokens, out=budget)
+            np.minimum(budget, self._limits.k, out=budget)
+            self.batch.pending = True  # set first, so that failed drafts are cleared, too
+            self.batch.make_chains()
             self._policy = self._policies[shape]
-            self._draft(num_tokens, max_tokens, least_chance)
+            self._drafted_tokens += self._policy.draft(
+                self._places, budget, self.batch, least_chance
+            )
+            self.batch.length[:rows] = num_tokens
         else:
             for source in self.sources:
                 source.catch_up(token_ids, num_tokens, eligible)
@@ -170,20 +179,6 @@ class SamDrafter:
         self.responses.settle()
         for source in self.sources:
             source.settle()
-
-    def _draft(
-        self, num_tokens: Int32Array, max_tokens: Int32Array | int, least_chance: float
-    ) -> None:
-        """Work out each row's budget, and let the draft policy draft."""
-        rows, batch = len(num_tokens), self.batch
-        budget = self._budget[:rows]
-        np.subtract(self._limits.max_model_len, num_tokens, out=budget)
-        np.minimum(budget, max_tokens, out=budget)
-        np.minimum(budget, self._limits.k, out=budget)
-        batch.pending = True  # set first, so that drafts are cleared even if drafting fails
-        batch.make_chains()
-        self._drafted_tokens += self._policy.draft(self._places, budget, batch, least_chance)
-        batch.length[:rows] = num_tokens
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """Free the state of requests that ended or were aborted; unknown ids are skipped."""

@@ -44,9 +44,8 @@ _SHAPE_LEADS = 1.01, 1.05
 _LOOK_EVERY = 4
 _FAMILIAR = 16  # measured steps after which a cell's steps are familiar
 _COUNTED = (
-    "open_steps", "prices", "right_tokens", "expected_tokens", "trials", "open_trials",
-    "measured_steps", "left_out_steps", "skipped_steps", "decoding_s", "measured_s", "predicted_s",
-    "measured_tokens", "trial_loss_s",
+    "open_steps", "right_tokens", "expected_tokens", "trials", "open_trials", "measured_steps",
+    "decoding_s", "measured_s", "predicted_s", "measured_tokens", "trial_loss_s",
 )  # fmt: skip
 _ENDS = (0, LEVELS - 1)
 _CLASSES = len(CHANCES)
@@ -113,12 +112,10 @@ class AutoGate:
         if step.wasted:  # its time only shows the cost of a trial
             self._unseen += 1
             self._lose(seconds - self._expected[self._best])
-            self._counts["left_out_steps"] += 1
             return
         if self._to_skip and step.same_batch and step.group is None and not self.is_trial:
             self._to_skip -= 1
             self._unseen += 1
-            self._counts["skipped_steps"] += 1
             return
         made = step.group or DecidedStep(
             self._meter.load(step), self._budget, self.is_trial, self.shape
@@ -131,7 +128,6 @@ class AutoGate:
         if made.load.steady and before + gained == context:
             self._measure(made, before, seconds, stands_for=1 + unseen)
             return
-        self._counts["left_out_steps"] += 1
         self._passed_s += min(seconds, self._expected[self._best])
         if made.trial and made.load.rows:  # not measured, so its loss is estimated
             expected = self._expect(made, context)
@@ -172,7 +168,6 @@ class AutoGate:
         expected = self._expect(made, context)
         column = self._times.load_of(rows, draft_tokens, drafting=made.budget > 0, shape=made.shape)
         if not self._times.observe(rows, column, draft_tokens, context, seconds, expected):
-            self._counts["left_out_steps"] += 1
             return
         self._seen[self._times.bin_of[rows]][column] = self._steps
         if self._times.weight(rows, column) >= _FAMILIAR:
@@ -211,8 +206,7 @@ class AutoGate:
         self.is_trial = level != self._best and not postponed
         self._budget = 0 if postponed else wish
         is_open = is_open and room
-        self._counts[f"steps_with_k_{self._k * is_open}"] += 1
-        self._counts["prices"] += self.least_chance * is_open
+        self._counts["open_steps"] += is_open
         self._counts["open_trials"] += is_open and self.is_trial
         if self._levels > LEVELS:
             self._counts["tree_steps"] += is_open and self.shape > 0
@@ -400,15 +394,13 @@ class AutoGate:
         _, _, right, expected = self._told.sum(axis=1).tolist()
         self._told.fill(0)
         counts.update(right_tokens=right, expected_tokens=expected)
-        counts["open_steps"] = counts[f"steps_with_k_{self._k}"]
         counts["decoding_s"] = self._passed_s - passed_s
         counts["trial_loss_s"] = self._lost_s - lost_s
         return {f"gate/{name}": value for name, value in counts.items()}
 
     def _no_counts(self) -> dict[str, float]:
-        budgets = [f"steps_with_k_{k}" for k in range(self._k + 1)]
         trees = ["tree_steps"] if self._levels > LEVELS else []
-        return dict.fromkeys([*budgets, *_COUNTED, *trees], 0)
+        return dict.fromkeys([*_COUNTED, *trees], 0)
 
 
 def _shape_of(level: int) -> int:

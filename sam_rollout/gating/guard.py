@@ -78,5 +78,5 @@ def make_gate(
     if config.kind == "auto":
         gate = AutoGate(limits, config.exploration, shapes)
     if exchange is not None and config.kind != "closed":
-        gate = AgreedGate(gate, fixed, exchange, limits.k)
+        gate = AgreedGate(gate, fixed, exchange)
     return GuardedGate(gate)

@@ -20,7 +20,7 @@ from sam_rollout.core.settings import ConfigError
 CONFIG, TRAINING = "config.json", "training.json"
 LLAMA, QWEN3 = "Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM"
 _ARCHITECTURES = {"llama": LLAMA, "qwen3": QWEN3}
-#: Keys of a policy's configuration. A head fits only policies with the same values.
+#: Keys of a policy's configuration that a head records. It fits only policies with these values.
 BASE_KEYS = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings",
@@ -153,11 +153,6 @@ def is_fresh(folder: Path) -> bool:
     """Return whether the folder has a head that this package made and never trained."""
     record = folder / TRAINING
     return record.exists() and read_object(record).get("updates") == 0
-
-
-def base_of(model_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of the policy's `config.json` that a head records."""
-    return {key: model_config[key] for key in BASE_KEYS if key in model_config}
 
 
 def check_belongs(head: Head, model_config: Mapping[str, Any], field: str = "head") -> None:

@@ -118,8 +118,6 @@ class PositionDraws(Source):
         return Usage(bytes=len(self._row_of) * self._table[0].nbytes)
 
 
-def _make(_config: DrawsSourceConfig, limits: Limits, _responses: object) -> PositionDraws | None:
-    return PositionDraws(limits) if limits.k else None
-
-
-SOURCE = SourceEntry("draws", DrawsSourceConfig, _make, order=45)
+SOURCE = SourceEntry(
+    "draws", DrawsSourceConfig, lambda _config, limits, _responses: PositionDraws(limits), order=45
+)

@@ -23,8 +23,13 @@ from sam_rollout.sources.support.corpus import read_corpus
 from sam_rollout.sources.support.grouped import LEAST_BYTES_OF_LARGE, Group, GroupedTexts
 from sam_rollout.sources.support.kept_texts import KeptTexts, Room
 from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN
-from sam_rollout.sources.support.responses import Responses, is_of_training, submit
-from sam_rollout.sources.support.seeds import empty_pool, read_texts
+from sam_rollout.sources.support.responses import (
+    Responses,
+    empty_pool,
+    is_of_training,
+    read_texts,
+    submit,
+)
 
 if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array, places_of
+from sam_rollout.core.limits import unknown_tokens
 from sam_rollout.core.settings import ConfigError
-from sam_rollout.sources.support.vocabulary import is_known
 
 _TRACES = ["prompt_ids", "response_ids"]
 
@@ -36,10 +36,8 @@ def read_corpus(field: str, path: str, most_tokens: int, vocab_size: int) -> lis
     tokens = 0
     try:
         for text in _texts_of(Path(path).expanduser()):
-            if not is_known(text, vocab_size):
-                raise ValueError(
-                    f"token ids from {text.min()} to {text.max()}; the model has {vocab_size}"
-                )
+            if problem := unknown_tokens(text, vocab_size):
+                raise ValueError(problem)
             texts.append(text)
             tokens += places_of(len(text))
             if tokens > most_tokens:

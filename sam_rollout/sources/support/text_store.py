@@ -28,7 +28,7 @@ from typing import BinaryIO
 import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array
-from sam_rollout.sources.support.vocabulary import is_known
+from sam_rollout.core.limits import unknown_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -127,9 +127,13 @@ class TextStore:
             if place.tokens > max_tokens:
                 break
             response = self._read_record(place)
-            if response is not None and self._is_known(response):
-                max_tokens -= place.tokens
-                responses.append(response)
+            if response is None:
+                continue
+            if problem := unknown_tokens(response, self._vocab_size):
+                self._refuse("another model wrote them", "hold %s", problem)
+                continue
+            max_tokens -= place.tokens
+            responses.append(response)
         return responses[::-1]
 
     def refresh(self) -> None:
@@ -273,14 +277,6 @@ class TextStore:
         finally:
             if file is not None:
                 file.close()
-
-    def _is_known(self, tokens: Int32Array) -> bool:
-        """Whether all tokens are in the model's vocabulary; count the text as refused if not."""
-        if is_known(tokens, self._vocab_size):
-            return True
-        ids = f"token ids from {tokens.min()} to {tokens.max()}, the model has {self._vocab_size}"
-        self._refuse("another model wrote them", "hold %s", ids)
-        return False
 
     def _refuse(self, why: str, what: str, name: str) -> None:
         """Count a text or segment that cannot be read; log the first for each reason."""
