@@ -223,22 +223,15 @@ class RolloutSamplerConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class SentinelConfig(Section):
-    """The thresholds of the sentinel's warnings (`sam_rollout/telemetry/sentinel.py`).
-
-    Attributes:
-        steps: Number of training steps that are judged together.
-        least_acceptance: Least ratio of accepted to verified draft tokens.
-        largest_fall: Largest relative fall of acceptance from one training step to the next.
-        largest_ratio: Largest factor between this run's and the baseline's difference of
-            probabilities.
-    """
+    """The thresholds of the sentinel's warnings (`sam_rollout/telemetry/sentinel.py`)."""
 
     PATH: ClassVar[str] = "rollout_telemetry.sentinel"
 
     enabled: bool = True
-    steps: int = setting(3, minimum=1)
-    least_acceptance: float = setting(0.02, minimum=0, maximum=1)
-    largest_fall: float = setting(0.5, minimum=0, maximum=1)
+    steps: int = setting(3, minimum=1)  # training steps that are judged together
+    least_acceptance: float = setting(0.02, minimum=0, maximum=1)  # accepted / verified tokens
+    largest_fall: float = setting(0.5, minimum=0, maximum=1)  # of acceptance, from step to step
+    # Factor between this run's and the baseline's difference of probabilities.
     largest_ratio: float = setting(1.5, minimum=1)
 
 

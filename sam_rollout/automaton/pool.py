@@ -19,8 +19,9 @@ from sam_rollout.automaton.interface import AutomatonFullError, Int32Array, Int6
 # text. The table is at most four fifths full.
 _EDGE_SLOTS_PER_TOKEN = 0.4
 
-# Suffix links along which each token's continuation is noted. More links take longer and lower
-# acceptance: on real texts, a step yields 0.2 to 0.4 % fewer tokens with 8 links than with 2.
+# Suffix links along which each token's continuation is noted, at least one. Each link costs a
+# memory access per token. More links also lower acceptance: on real texts, a step yields 0.2 to
+# 0.4 % fewer tokens with 8 links than with 2.
 MAX_LINK_UPDATES = 2
 
 # How many blocks of prefixes, and of clones, fit into an automaton's first directory.
@@ -51,10 +52,6 @@ class AutomatonPool:
     A text is read through an open slot. By default it has an automaton to itself. In a common
     automaton, each text also finds the continuations of the other texts. A pool is not thread-safe,
     though its kernels release the GIL.
-
-    Args:
-        max_link_updates: suffix links per token along which the text's continuation is noted, at
-            least one. Each link costs a memory access per token.
     """
 
     def __init__(self, *, max_link_updates: int = MAX_LINK_UPDATES) -> None:
@@ -123,10 +120,8 @@ class AutomatonPool:
     def open(self, automaton: int | None = None, group: int = 0) -> int:
         """Start an empty text and return its slot; it takes no memory before its first token.
 
-        Args:
-            automaton: a common automaton that `create` made; None gives the text an automaton of
-                its own.
-            group: a number below 2**31 that siblings have in common.
+        Without a common `automaton`, which `create` made, the text gets an automaton of its own.
+        `group` is a number below 2**31 that siblings have in common.
         """
         if automaton is None:
             automaton = self._open_automaton()

@@ -43,9 +43,8 @@ class TextRecorder:
     def open(self, prompt_tokens: int = 0) -> int:
         """Return a slot for another request, or -1 if none is left.
 
-        Args:
-            prompt_tokens: length of the prompt, if the first row may also hold tokens of an
-                interrupted response; 0 if the first row ends with the prompt and one sampled token.
+        `prompt_tokens` is the prompt's length if the first row may also hold tokens of an
+        interrupted response. It is 0 if the first row ends with the prompt and one sampled token.
         """
         if not self._free:
             return -1

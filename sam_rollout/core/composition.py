@@ -73,11 +73,7 @@ def prepare(folder: Path) -> None:
 def compose(*overrides: str) -> tuple[dict[str, Any], str]:
     """Compose the configuration of the run that these overrides start.
 
-    Args:
-        overrides: Arguments of the recipe, such as ``experiment=NAME``.
-
-    Returns:
-        The resolved configuration as plain values, and the name of its device file.
+    Return it resolved, as plain values, and the name of its device file.
 
     Raises:
         UnknownExperimentError: There is no such experiment; the message lists all experiments.

@@ -133,9 +133,8 @@ def _error(values: np.ndarray) -> tuple[float, float]:
 def t_width(*parts: tuple[float, float]) -> float:
     """Return half the width of the t-interval of a sum of independent estimates.
 
-    Args:
-        parts: Squared standard error and degrees of freedom of each estimate. For one estimate the
-            interval is Student's, for several it is Welch's.
+    `parts` has the squared standard error and the degrees of freedom of each estimate. For one
+    estimate the interval is Student's, for several it is Welch's.
     """
     variance = sum(part for part, _ in parts)
     if not variance:

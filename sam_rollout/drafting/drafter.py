@@ -31,10 +31,8 @@ class SamDrafter:
     In every engine step its caller calls `bind` (if the batch has changed), `observe`, `draft` and
     `settle`, in this order.
 
-    Args:
-        config: the validated configuration, which must enable speculation.
-        shapes: the draft shapes that the caller may ask for (`chain`, `tree`). If empty, the only
-            shape is `sam.draft_shape`, or a chain if this setting is `auto`.
+    `shapes` are the draft shapes that the caller may ask for (`chain`, `tree`). If it is empty, the
+    only shape is `sam.draft_shape`, or a chain if this setting is `auto`.
 
     Raises:
         ValueError: the config does not enable speculation, or texts may be too long.
@@ -135,7 +133,7 @@ class SamDrafter:
         least_chance: float = 0.0,
         shape: int = 0,
     ) -> DraftBatch:
-        """Read each eligible row's new tokens and, if the gate is open, draft for the row.
+        """Read each eligible row's new tokens and, if the gate is open, draft. Return `batch`.
 
         Args:
             token_ids: int32[R >= B, L], row i begins with the text of request i; read in place.
@@ -143,12 +141,8 @@ class SamDrafter:
             eligible: bool[B], False for rows to leave alone (prompts that are still computed).
             max_tokens: most tokens to draft for a request, as one number or int[B]. Drafts also end
                 at `sam.max_draft_tokens` and at the engine's largest text length.
-            gate_open: whether to draft.
             least_chance: drafts end before tokens that are less likely to be accepted.
             shape: index of the drafts' shape in `shapes`.
-
-        Returns:
-            `batch`, filled anew.
         """
         rows = len(self._bound)
         self._steps += 1

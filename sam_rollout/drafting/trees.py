@@ -71,9 +71,7 @@ _ROW, _PARENT, _LOOKUP, _TOKEN = 0, 1, 2, 3
 class TreePolicy(DraftPolicy):
     """Drafts trees by vote, and learns from trees that were verified.
 
-    Args:
-        config, sources, limits, votes: as for `DraftPolicy`. `limits.k` bounds the tokens of a
-            request, and `config.step_budget` bounds those of a step.
+    `limits.k` bounds the tokens of a request's tree, `config.step_budget` the tokens of a step.
     """
 
     def __init__(

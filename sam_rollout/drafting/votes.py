@@ -57,14 +57,7 @@ CHANCE_MEMORY = 1 << 14
 
 
 class Votes:
-    """The counts and weights of votes, which the draft policies of an engine share.
-
-    Attributes:
-        shares: float64[2, classes], the number of votes of each class, and the number of right
-            ones.
-        weights: float64[classes], the weight of each class's votes.
-        accepted: int32[max_rows], tokens accepted of each request's last draft.
-    """
+    """The counts and weights of votes, which the draft policies of an engine share."""
 
     def __init__(self, sources: int, max_rows: int) -> None:
         each = np.repeat(_FIRST_SHARES, CLASSES // LENGTH_CLASSES)
@@ -72,9 +65,10 @@ class Votes:
         each = np.tile(each, sources)
         sums = SUM_WIDTH * (np.arange(TOGETHER) // 2 + 0.5)
         first = np.minimum(np.concatenate([each, -np.expm1(-sums)]), _LARGEST_SHARE)
+        # float64[2, classes], the number of votes of each class, and the number of right ones.
         self.shares = np.array([np.ones_like(first), first]) * _FIRST_WEIGHT
-        self.weights = -np.log1p(-first)
-        self.accepted = np.zeros(max_rows, np.int32)
+        self.weights = -np.log1p(-first)  # float64[classes], the weight of each class's votes
+        self.accepted = np.zeros(max_rows, np.int32)  # tokens accepted of each row's last draft
 
     def rearrange(self, rows: np.ndarray) -> None:
         """Move the rows of a changed batch: `rows`, int[B], has their old numbers, -1 if new."""

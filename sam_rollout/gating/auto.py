@@ -154,11 +154,8 @@ class AutoGate:
     def _measure(self, made: DecidedStep, context: int, seconds: float, stands_for: int) -> None:
         """Learn the time of a step that only decoded.
 
-        Args:
-            made: the step's load, and the decision that was made for it.
-            context: tokens of all requests together, before the step.
-            seconds: the step's time.
-            stands_for: 1, plus the number of skipped steps before this step.
+        `context` is the number of all requests' tokens before the step. The step stands for itself
+        and for the skipped steps before it.
         """
         rows, draft_tokens = made.load.rows, made.load.draft_tokens
         if made.trial:
@@ -260,9 +257,8 @@ class AutoGate:
     ) -> tuple[list[float], list[float], list[float]]:
         """Return for each level a step's expected draft tokens, seconds, and seconds per token.
 
-        Args:
-            context: tokens of all requests together.
-            by_shape: the offers to a request, for each shape from `first` on.
+        `context` is the number of all requests' tokens. `by_shape` has the offers to a request, for
+        each shape from `first` on.
         """
         tokens, weights = [self._filling * rows], []
         sizes, shapes, accepted = list(tokens), [0], [0.0]

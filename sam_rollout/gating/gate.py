@@ -47,10 +47,8 @@ class Gate(Protocol):
 class ScheduleGate:
     """A budget that depends only on the number of running requests.
 
-    Args:
-        schedule: largest number of requests -> draft tokens. Above the largest of these numbers,
-            nothing is drafted.
-        k: most draft tokens of a request.
+    `schedule` maps a largest number of requests to draft tokens. Above the largest of these
+    numbers, nothing is drafted.
     """
 
     is_trial = False

@@ -102,14 +102,12 @@ class StepTimes:
         rows: int,
         context: float,
         draft_tokens: Sequence[float],
-        shapes: Sequence[int] | None = None,
+        shapes: Sequence[int],
     ) -> list[float]:
         """Return the expected times in seconds of steps that differ only in their drafts.
 
-        Args:
-            context: tokens of all requests together.
-            draft_tokens: draft tokens of each step; in the first one the gate is closed.
-            shapes: shape of each step's drafts; None if there is only one shape.
+        `context` is the number of all requests' tokens. `draft_tokens` and `shapes` describe each
+        step's drafts; in the first step the gate is closed.
         """
         a, b, c, d = self._line
         bin_ = self.bin_of[rows]
@@ -122,7 +120,7 @@ class StepTimes:
         corrections: dict[int, float] = {}
         times: list[float] = []
         for tokens in draft_tokens:
-            shape = shapes[len(times)] if shapes else 0
+            shape = shapes[len(times)]
             load = self.load_of(rows, tokens, shape=shape) if times else 0
             if load not in corrections:
                 borrowed = of_shapes[shape] if of_shapes and load else of_bin

@@ -30,16 +30,7 @@ _POLICYS_OWN = ("embed_tokens.weight", "lm_head.weight")
 
 @dataclass(frozen=True)
 class HeadShape:
-    """The sizes of a head with one llama or Qwen3 decoder layer; names follow `config.json`.
-
-    Attributes:
-        aux_hidden_size: Length of the policy's hidden states.
-        draft_vocabulary: Number of tokens that the head can draft, at most `vocabulary`.
-        target_layers: Hidden states are taken after these layers of the policy, as vLLM counts
-            them; empty means vLLM's default.
-        norm_before_residual: Whether the layer's output is added to the normalised hidden state,
-            and not to the hidden state itself.
-    """
+    """The sizes of a head with one llama or Qwen3 decoder layer; names follow `config.json`."""
 
     architecture: str
     hidden_size: int
@@ -48,11 +39,14 @@ class HeadShape:
     kv_heads: int
     head_dim: int
     vocabulary: int
-    draft_vocabulary: int
+    draft_vocabulary: int  # Number of tokens that the head can draft, at most `vocabulary`.
+    # Layers of the policy after which hidden states are taken, as vLLM counts them; empty means
+    # vLLM's default.
     target_layers: tuple[int, ...]
-    aux_hidden_size: int
+    aux_hidden_size: int  # Length of the policy's hidden states.
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
+    # Whether the layer's output is added to the normalised hidden state, not to the state itself.
     norm_before_residual: bool = False
 
     @property

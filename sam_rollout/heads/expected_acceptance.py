@@ -17,19 +17,15 @@ from sam_rollout.heads.training import Learner
 
 @dataclass(frozen=True)
 class Acceptance:
-    """The acceptance of greedily chosen drafts, if the policy samples at temperature 1.
+    """The acceptance of greedily chosen drafts, if the policy samples at temperature 1."""
 
-    Attributes:
-        per_position: For each draft position, the policy's mean probability of the draft token,
-            given the text before it, over all positions of the responses.
-        length: Tokens per verify step, bonus token included, if an engine with these drafts had
-            sampled the texts.
-        positions: Number of positions in responses.
-    """
-
+    # For each draft position, the policy's mean probability of the draft token, given the text
+    # before it, over all positions of the responses.
     per_position: tuple[float, ...]
+    # Tokens per verify step, bonus token included, if an engine with these drafts had sampled the
+    # texts.
     length: float
-    positions: int
+    positions: int  # Number of positions in responses.
 
     @classmethod
     def of(cls, counts: Tensor) -> Acceptance:

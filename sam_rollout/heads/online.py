@@ -66,8 +66,6 @@ class OnlineHead:
     Args:
         trainable: The head to begin with; all processes use the first process's weights.
         steps: Number of successive draft tokens to train, the engine's `num_speculative_tokens`.
-        settings: The settings `sam.sources.model.train`.
-        peers: The processes that train the head together.
         known: Whether the head was trained before. If so, the acceptance of its first weights is
             measured, too, for comparison. If not, its learning rate is higher at first.
 
@@ -106,7 +104,6 @@ class OnlineHead:
         Args:
             find_policy: Returns the policy's current matrices on the device, the same in all
                 processes, or raises in all. It is called only if there is time.
-            device: Device to train on.
             seconds: This step's share of time. Unused and overdrawn time is carried to the next
                 step.
 

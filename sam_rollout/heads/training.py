@@ -48,15 +48,11 @@ class Step:
 
 
 class Learner:
-    """A head with the matrices of its policy.
+    """A head with the matrices of its policy, which learns `steps` draft steps.
 
-    Args:
-        head: The head.
-        policy: The policy's matrices.
-        steps: Number of draft steps.
-        vocabulary: Tokens that the head can draft, ascending, [draft vocabulary]; all by default.
-        output: The head's own output matrix, [draft vocabulary, hidden]; by default these tokens'
-            rows of the policy's matrix.
+    `vocabulary` has the tokens that the head can draft, ascending, [draft vocabulary]; by default
+    it can draft all. `output` is the head's own output matrix, [draft vocabulary, hidden]; by
+    default the head shares these tokens' rows of the policy's matrix.
     """
 
     def __init__(

@@ -74,14 +74,10 @@ class Source:
     In every engine step the drafter calls `bind` if the batch has changed. Then it calls `locate`
     if the gate is open, or `catch_up` if it is closed. It calls `settle` last. A row stands for the
     same request until the next `bind`. No content of a row may raise an exception.
-
-    Attributes:
-        name: the key under `sam.sources`.
-        needs_identity: whether it needs requests' identities.
     """
 
-    name: str
-    needs_identity: bool = False
+    name: str  # the key under `sam.sources`
+    needs_identity: bool = False  # whether it needs requests' identities
 
     def bind(self, request_ids: Sequence[str], identities: Identities) -> None:
         """Learn which request is in which row; called only when the batch has changed."""
@@ -158,24 +154,17 @@ class Source:
 
 @dataclass(frozen=True)
 class SourceEntry:
-    """A source's entry in the registry.
+    """A source's entry in the registry."""
 
-    Attributes:
-        name: the key under `sam.sources`.
-        section: the class of its settings, with a field `enabled`.
-        make: makes the source in the engine's worker from its checked section, the engine's limits
-            and the record of responses. It returns None if there would be nothing to draft from.
-        order: number by which the sources are sorted.
-        metrics: declarations of the figures that `counters` and `levels` report, without the prefix
-            `sam/draft/`. `NAME_bytes`, `NAME_evictions` and `NAME_failures`, with the source's
-            name, need no declaration.
-        check: raises ConfigError before a model is loaded, for faults that the section's fields do
-            not show (such as a missing file).
-    """
-
-    name: str
-    section: type[Section]
+    name: str  # the key under `sam.sources`
+    section: type[Section]  # the class of its settings, with a field `enabled`
+    # Makes the source in the engine's worker from its checked section, the engine's limits and the
+    # record of responses. It returns None if there would be nothing to draft from.
     make: Callable[[Any, Limits, Responses], Source | None]
-    order: int
+    order: int  # number by which the sources are sorted
+    # Declarations of the figures that `counters` and `levels` report, without the prefix
+    # `sam/draft/`. `NAME_bytes`, `NAME_evictions` and `NAME_failures` need no declaration.
     metrics: tuple[Metric, ...] = ()
+    # Raises ConfigError before a model is loaded, for faults that the section's fields do not show
+    # (such as a missing file). It gets the section and the size of the vocabulary.
     check: Callable[[Any, int], object] | None = None
