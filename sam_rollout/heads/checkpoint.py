@@ -25,7 +25,6 @@ BASE_KEYS = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings",
 )  # fmt: skip
-_POLICYS_OWN = ("embed_tokens.weight", "lm_head.weight")
 
 
 @dataclass(frozen=True)
@@ -87,9 +86,7 @@ class Head:
     path: str
     shape: HeadShape
     parameters: int  # Number of parameters in its files, with its own embeddings if it has any.
-    # Names of the policy's matrices in its files. These copies become outdated when the policy is
-    # trained.
-    own_policy_weights: tuple[str, ...]
+    has_output: bool  # Whether its files hold an output matrix.
     # The values of BASE_KEYS for the policy that the head was trained for; may be empty.
     base_model: Mapping[str, Any]
 
@@ -133,12 +130,11 @@ def read_head(folder: str | Path, field: str = "head") -> Head:
     _check_shapes(shape, tensors, f"{field}: {folder}")
     training = folder / TRAINING
     base = read_json(training, field, str(folder)).get("base_model") if training.exists() else None
-    own = (name for name in _POLICYS_OWN if name in tensors)
     return Head(
         path=str(folder),
         shape=shape,
         parameters=sum(map(prod, tensors.values())),
-        own_policy_weights=tuple(own),
+        has_output="lm_head.weight" in tensors,
         base_model=base if isinstance(base, dict) else {},
     )
 

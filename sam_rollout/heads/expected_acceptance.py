@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from sam_rollout.heads.hidden_states import Sample
 from sam_rollout.heads.peers import ALONE, Peers
@@ -77,13 +78,8 @@ def count_accepted(learner: Learner, samples: Sequence[Sample]) -> Tensor:
             probability[step.number] += float(right.sum())
             counted[step.number] += len(drafts)
             matches.append((drafts == step.tokens).long())
-        found = tokens_per_step(_accepted(matches).tolist())
+        # The tokens that are accepted of each position's draft; later steps have fewer positions.
+        accepted = pad_sequence(matches).cumprod(1).sum(1)
+        found = tokens_per_step(accepted.tolist())
         tokens, verify_steps = tokens + found[0], verify_steps + found[1]
     return learner.output.new_tensor([*probability, *counted, tokens, verify_steps])
-
-
-def _accepted(matches: Sequence[Tensor]) -> Tensor:
-    """Return how many tokens of each position's draft are accepted, int64 [positions]."""
-    first = matches[0]
-    padded = [torch.cat([m, m.new_zeros(len(first) - len(m))]) for m in matches]
-    return torch.stack(padded).cumprod(0).sum(0)

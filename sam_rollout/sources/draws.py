@@ -14,16 +14,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from sam_rollout.automaton.interface import (
-    DRAWN,
-    DRAWN_AFTER,
-    DRAWN_POSITION,
-    DRAWN_WIDTH,
-    NOWHERE,
-    Int32Array,
-    Int64Array,
-    write_places,
-)
+from sam_rollout.automaton import interface
+from sam_rollout.automaton.interface import Int32Array, Int64Array
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.settings import Section, setting
 from sam_rollout.sources.contract import Identities, Scored, Source, SourceEntry, Usage
@@ -55,7 +47,8 @@ class PositionDraws(Source):
         warm_up(note_draws)
         self._note = note_draws
         # A draft has at most k tokens, so positions further ahead were never scored.
-        self._table = np.full((limits.max_rows, limits.k + 1, DRAWN_WIDTH), -1, np.int32)
+        shape = limits.max_rows, limits.k + 1, interface.DRAWN_WIDTH
+        self._table = np.full(shape, -1, np.int32)
         self._headers = self._table.ctypes.data + self._table[0].nbytes * np.arange(limits.max_rows)
         self._bound: list[str] = []
         self._row_of: dict[str, int] = {}
@@ -96,11 +89,12 @@ class PositionDraws(Source):
         rows, length = len(num_tokens), self._table.shape[1]
         each = np.arange(rows)
         next_draw = self._table[each, num_tokens % length]
-        follows = (next_draw[:, DRAWN_POSITION] == num_tokens) & (
-            next_draw[:, DRAWN_AFTER] == token_ids[each, num_tokens - 1]
+        follows = (next_draw[:, interface.DRAWN_POSITION] == num_tokens) & (
+            next_draw[:, interface.DRAWN_AFTER] == token_ids[each, num_tokens - 1]
         )
-        kind, state = np.where(eligible, DRAWN, NOWHERE), 2 * num_tokens.astype(np.int64) + follows
-        write_places(out_places[:rows], kind, self._headers[:rows], state, length)
+        kind = np.where(eligible, interface.DRAWN, interface.NOWHERE)
+        state = 2 * num_tokens.astype(np.int64) + follows
+        interface.write_places(out_places[:rows], kind, self._headers[:rows], state, length)
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """Forget requests that ended, since another request may come with the same id."""

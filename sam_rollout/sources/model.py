@@ -16,14 +16,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sam_rollout.automaton.interface import (
-    CERTAIN,
-    NOWHERE,
-    READY,
-    Int32Array,
-    Int64Array,
-    write_places,
-)
+from sam_rollout.automaton import interface
+from sam_rollout.automaton.interface import CERTAIN, Int32Array, Int64Array
 from sam_rollout.core.json_values import read_object
 from sam_rollout.core.limits import MAX_DRAFT_TOKENS
 from sam_rollout.core.metric import Metric
@@ -216,9 +210,9 @@ class ModelDrafts(Source):
         """Point every row that has a draft to the beginning of this draft."""
         rows = len(num_tokens)
         lengths = self._lengths[:rows] * (self._rows == rows)
-        kind = np.where(eligible & (lengths > 0), READY, NOWHERE)
+        kind = np.where(eligible & (lengths > 0), interface.READY, interface.NOWHERE)
         headers = self._drafts.ctypes.data + self._drafts.strides[0] * np.arange(rows)
-        write_places(out_places[:rows], kind, headers, 0, lengths)
+        interface.write_places(out_places[:rows], kind, headers, 0, lengths)
 
     def settle(self) -> None:
         """Drop the drafts, which were made for this step alone."""

@@ -9,7 +9,7 @@ replaces the first.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -174,11 +174,11 @@ class PromptTexts(GroupedTexts[GroupKey]):
         if group.slots:  # else it is freed already
             self._give_up(group)
 
-    def _keep_ended(self, key: Hashable, text: Int32Array) -> None:
+    def _keep_ended(self, key: GroupKey, text: Int32Array) -> None:
         """Keep an ended text of this step if another automaton may have to read it."""
-        group = self._groups.get(key)  # type: ignore[call-overload]
+        group = self._groups.get(key)
         if group is not None and (key in self._reading or group.seeded_tokens):
-            self._ended.setdefault(group.key, []).append(text)
+            self._ended.setdefault(key, []).append(text)
             self._ended_bytes += text.nbytes
 
     def _forget_ended(self, key: GroupKey) -> None:
