@@ -155,11 +155,6 @@ class AutomatonPool:
         blocks = int(self._automata.table[automaton, kernels.PREFIX_BLOCKS])
         return blocks * kernels.BLOCK_ENTRIES
 
-    @property
-    def places_of_largest(self) -> int:
-        """For how many tokens the largest automaton has room."""
-        return int(self._automata.table[:, kernels.PREFIX_BLOCKS].max()) * kernels.BLOCK_ENTRIES
-
     def nbytes_of_texts(self, automaton: int, tokens: Int64Array) -> Int64Array:
         """Estimate the bytes that texts of `tokens`, int64[texts], would take in an automaton."""
         places = max(self.places_of_automaton(automaton), 1)

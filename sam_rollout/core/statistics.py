@@ -123,11 +123,8 @@ def _t_width(base: np.ndarray, sam: np.ndarray, paired: bool) -> float | None:
     """Return half the width of the t-interval of a difference of means; None for a single run."""
     if min(len(base), len(sam)) < 2:
         return None
-    return t_width(*map(_error, [base - sam] if paired else [base, sam]))
-
-
-def _error(values: np.ndarray) -> tuple[float, float]:
-    return values.var(ddof=1) / len(values), len(values) - 1
+    parts = [base - sam] if paired else [base, sam]
+    return t_width(*((part.var(ddof=1) / len(part), len(part) - 1) for part in parts))
 
 
 def t_width(*parts: tuple[float, float]) -> float:

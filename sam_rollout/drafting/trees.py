@@ -310,7 +310,11 @@ def _grow(
             total += 1
             nearest = max(nearest, _NEAR * chance)
             if node < budget[i] and total < step_budget:
-                _copy_lanes(lanes_of, tasks_of, number * sources, lookups * sources, sources)
+                for n in range(sources):
+                    source, target = number * sources + n, lookups * sources + n
+                    lanes_of[target] = lanes_of[source]
+                    for level in range(LEVELS):
+                        tasks_of[LEVELS * target + level] = tasks_of[LEVELS * source + level]
                 voting.follow_token(i, i - lookups, token, places, lanes, tasks)
                 nodes[i, 0, node] = lookups
                 row_of[lookups - first], node_of[lookups - first] = i, node
@@ -318,14 +322,6 @@ def _grow(
         if lookups == first and (size == 0 or total >= step_budget):
             break
     return drafted, unknown
-
-
-@_inlined
-def _copy_lanes(lanes_of, tasks_of, source, target, count):
-    for n in range(count):
-        lanes_of[target + n] = lanes_of[source + n]
-        for level in range(LEVELS):
-            tasks_of[LEVELS * (target + n) + level] = tasks_of[LEVELS * (source + n) + level]
 
 
 @_inlined

@@ -20,7 +20,7 @@ from sam_rollout.core.metric import Metric
 from sam_rollout.core.settings import Section, setting
 from sam_rollout.sources.contract import Identities, Limits, SourceEntry
 from sam_rollout.sources.support.corpus import read_corpus
-from sam_rollout.sources.support.grouped import LEAST_BYTES_OF_LARGE, Group, GroupedTexts
+from sam_rollout.sources.support.grouped import Group, GroupedTexts
 from sam_rollout.sources.support.kept_texts import KeptTexts, Room
 from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN
 from sam_rollout.sources.support.responses import (
@@ -119,11 +119,11 @@ class RunTexts(GroupedTexts[str]):
         super().__init__(limits, config.max_bytes, responses)
         responses.want()
         # After a check whether to replace an automaton, the next check follows once it has grown by
-        # this number of bytes.
-        self._growth = min(config.max_bytes, LEAST_BYTES_OF_LARGE) // 32
+        # this number of bytes. A place takes at least 16 bytes.
+        self._growth = min(config.max_bytes, LARGEST_AUTOMATON // 2 * 16) // 32
         self._most_tokens_of_successor = config.most_tokens_of_successor
-        self._kept = KeptTexts(config.max_bytes)
-        self._kept.keep_corpus(corpus := check_corpus(config, limits.vocab_size))
+        corpus = check_corpus(config, limits.vocab_size)
+        self._kept = KeptTexts(config.max_bytes, corpus)
         self._has_older = bool(corpus)  # whether older texts came in that no automaton holds yet
         self._has_asked = False  # whether the previous run's texts were asked for
         self._reading: Future[list[Int32Array]] | None = None  # the previous run's texts

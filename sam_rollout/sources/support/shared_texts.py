@@ -182,7 +182,10 @@ class SharedTexts:
                 self._tokens_missed += len(tokens)
             else:
                 self._take(*place, piece, tokens)
-        self._end_turn()
+        # Drop read texts without a new piece for `SILENT_TURNS` exchanges.
+        self._turn += 1
+        is_silent = (self._turn - self._heard > SILENT_TURNS) & (self._done == self._known)
+        self._forget_rows(np.flatnonzero(is_silent))
         return self.own.pieces(origin)
 
     def _start(self) -> None:
@@ -262,12 +265,6 @@ class SharedTexts:
         """Drop all texts, since the training step is over for all engines."""
         self.own.forget_ended()
         self.forget_all()
-
-    def _end_turn(self) -> None:
-        """End an exchange; drop read texts without a new piece for `SILENT_TURNS` exchanges."""
-        self._turn += 1
-        is_silent = (self._turn - self._heard > SILENT_TURNS) & (self._done == self._known)
-        self._forget_rows(np.flatnonzero(is_silent))
 
     def read(self) -> None:
         """Read at most `TOKENS_PER_STEP` waiting tokens; raise errors of `AutomatonPool.extend`."""
