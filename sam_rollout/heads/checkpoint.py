@@ -159,15 +159,13 @@ def check_belongs(head: Head, model_config: Mapping[str, Any], field: str = "hea
     for key, value in made_for.items():
         found = model_config.get(key, value)
         if found != value:
-            raise ConfigError(
-                field, head.path, f"made for a model with {key} = {value}, not {found}"
-            )
+            allowed = f"made for a model with {key} = {value}, not {found}"
+            raise ConfigError(field, head.path, allowed)
     layers = model_config.get("num_hidden_layers")
     if layers is not None and max(head.shape.target_layers, default=0) > layers:
-        raise ConfigError(
-            field, head.path, f"takes hidden states of layers {list(head.shape.target_layers)}, "
-            f"the model has {layers}",
-        )  # fmt: skip
+        chosen = list(head.shape.target_layers)
+        allowed = f"takes hidden states of layers {chosen}, the model has {layers}"
+        raise ConfigError(field, head.path, allowed)
 
 
 def shape_for(
