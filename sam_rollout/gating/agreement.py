@@ -5,8 +5,6 @@ for all (docs/gating.md). The reports of a step are exchanged at the start of th
 engine waits for a report. If nothing was exchanged, the fallback gate of each engine decides.
 """
 
-from __future__ import annotations
-
 import logging
 from typing import NamedTuple, Protocol
 

@@ -6,8 +6,6 @@ tried now and then (docs/gating.md). If the gate stays closed while the way with
 use, drafts from texts alone are tried.
 """
 
-from __future__ import annotations
-
 import math
 
 from sam_rollout.core.limits import Limits

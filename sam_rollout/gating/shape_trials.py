@@ -5,8 +5,6 @@ requests, or when twice as many requests took part. Each wait before a series is
 the previous wait, until a series changes the shape in use.
 """
 
-from __future__ import annotations
-
 from sam_rollout.gating.draft_supply import Supply
 
 LOOK_ROWS = 64  # offers count as known once they come from this number of requests

@@ -4,8 +4,6 @@ Two formats can be read: the format of the speculators library and the format of
 (`LlamaForCausalLMEagle3`). This package writes heads in the first one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod

@@ -6,8 +6,6 @@ t + 1, and proposes token t + 2. For later draft tokens it reads its own output,
 has not computed their hidden states yet.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

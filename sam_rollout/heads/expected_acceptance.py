@@ -1,10 +1,8 @@
 """Computes from a policy's texts how many of a head's draft tokens the policy would accept."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -29,7 +27,7 @@ class Acceptance:
     positions: int  # Number of positions in responses.
 
     @classmethod
-    def of(cls, counts: Tensor) -> Acceptance:
+    def of(cls, counts: Tensor) -> Self:
         """Compute the acceptance from the (summed) counts of `count_accepted`."""
         *both, tokens, verify_steps = counts.tolist()
         total, positions = both[: len(both) // 2], both[len(both) // 2 :]

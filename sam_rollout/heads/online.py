@@ -5,8 +5,6 @@ that the policy's training computes anyway. Its acceptance is measured on window
 learned from yet. The training changes neither the policy nor shared random generators.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import logging

@@ -1,7 +1,5 @@
 """Trains a head with soft cross entropy against its policy, over several draft steps."""
 
-from __future__ import annotations
-
 import functools
 import math
 import random

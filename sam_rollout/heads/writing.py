@@ -1,7 +1,5 @@
 """Makes, loads and writes heads to train, in the format of the speculators library."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

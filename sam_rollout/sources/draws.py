@@ -6,8 +6,6 @@ a position is drawn with the same random number, and is often the same. Jacobi a
 decoding (Fu et al. 2024, arXiv 2402.02057) use this under greedy decoding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar

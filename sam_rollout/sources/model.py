@@ -5,8 +5,6 @@ like the texts of other sources (`drafting/policy.py`). A draft token's vote is 
 position in the draft and, if known, by the drafter's probability of it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Mapping

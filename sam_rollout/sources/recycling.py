@@ -5,8 +5,6 @@ keeps, for each token, the likeliest next token when the model last scored that 
 positions include those of rejected draft tokens.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

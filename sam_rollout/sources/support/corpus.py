@@ -4,8 +4,6 @@ A corpus is a `.jsonl` file, each line a list of token ids, or the traces of a r
 file with the columns `prompt_ids` and `response_ids`, a folder of such files, or a run folder.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Automata that groups of requests share: how groups begin, are replaced and are given up."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence

@@ -3,8 +3,6 @@
 Responses of validation are not kept, because they would displace responses of training.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from itertools import chain, islice

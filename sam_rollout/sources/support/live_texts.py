@@ -1,7 +1,5 @@
 """The base class of the sources that keep the texts of live requests in automata."""
 
-from __future__ import annotations
-
 import zlib
 
 import numpy as np

@@ -3,8 +3,6 @@
 No engine waits for a piece, and no piece is sent twice. A lost piece only lowers acceptance.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

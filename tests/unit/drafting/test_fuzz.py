@@ -6,8 +6,6 @@ All rows keep to one budget. SAM_FUZZ_SECONDS sets the time, SAM_FUZZ_SEED the f
 names its seed.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """Simulated engines with known step times and acceptance, for comparing gates."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
