@@ -18,8 +18,9 @@ def int32(*values: int) -> np.ndarray:
 
 
 def rows_of(texts: Iterable[Sequence[int]], width: int = WIDTH) -> tuple[np.ndarray, np.ndarray]:
-    """Return texts as rows of an array, int32[B, width], and their lengths, int32[B]."""
+    """Return texts as rows of an array, int32[B, width or more], and their lengths, int32[B]."""
     texts = list(texts)
+    width = max([width, *map(len, texts)])
     token_ids = np.full((max(len(texts), 1), width), -1, np.int32)
     for row, text in enumerate(texts):
         token_ids[row, : len(text)] = text
@@ -47,16 +48,20 @@ def drive(
 
 
 def step(
-    drafter: SamDrafter,
-    texts: Mapping[str, Sequence[int]],
-    *,
-    gate_open: bool = True,
-    width: int = WIDTH,
+    drafter: SamDrafter, texts: Mapping[str, Sequence[int]], *, gate_open: bool = True
 ) -> dict[str, list[int]]:
     """Run one engine step; `texts` maps request ids to their known tokens."""
-    rows = rows_of(texts.values(), width)
-    batch = drive(drafter, list(texts), *rows, gate_open=gate_open)
+    batch = drive(drafter, list(texts), *rows_of(texts.values()), gate_open=gate_open)
     return dict(zip(texts, batch.to_lists(), strict=True))
+
+
+def enter(
+    drafter: SamDrafter, name: str, who: RequestIdentity | None, text: Sequence[int]
+) -> list[int]:
+    """Admit a request, if it has an identity; return its draft in a step without others."""
+    if who:
+        drafter.admit(name, who)
+    return step(drafter, {name: text})[name]
 
 
 def identity(

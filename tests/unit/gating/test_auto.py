@@ -136,12 +136,17 @@ def test_no_flapping_between_budgets_that_are_as_good():
     assert (np.diff(given) != 0).mean() < 0.1
 
 
+def feed_until_a_trial(gate: AutoGate, **options) -> None:
+    for _ in range(40):
+        feed(gate, 1, seconds=1e-3, **options)
+        if gate.is_trial:
+            return
+    pytest.fail("no trial in 40 steps")
+
+
 def test_it_looks_before_it_drafts():
     gate = auto()
-    for _ in range(40):
-        feed(gate, 1, seconds=1e-3)
-        if gate.is_trial:
-            break
+    feed_until_a_trial(gate)
     assert gate.least_chance > 1, "no token has such a chance"
     counters = gate.drain()
     assert counters["gate/trials"] == 1
@@ -270,11 +275,7 @@ def test_of_familiar_steps_some_are_looked_at():
 
 def test_a_trial_in_a_step_that_cannot_be_measured_is_booked_all_the_same():
     gate = auto()
-    for _ in range(40):
-        feed(gate, 1, seconds=1e-3, rows=32)
-        if gate.is_trial:
-            break
-    assert gate.is_trial
+    feed_until_a_trial(gate, rows=32)
     gate.drain()
     feed(gate, 1, seconds=2e-3, rows=32, same_batch=False)
     assert gate.drain()["gate/trial_loss_s"] > 0

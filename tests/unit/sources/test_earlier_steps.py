@@ -8,7 +8,7 @@ from sam_rollout.core.limits import UNKNOWN_VOCABULARY
 from sam_rollout.sources.contract import Piece
 from sam_rollout.sources.support import responses, text_moves
 from sam_rollout.sources.support.text_store import TextStore
-from tests.unit.drafting.texts import Later, counter, drafter_of, identity, step
+from tests.unit.drafting.texts import Later, counter, drafter_of, enter, identity, step
 
 PROMPT = list(range(100, 120))
 RESPONSE = list(range(200, 260))
@@ -32,9 +32,7 @@ def responded(drafter, name, who, text=RESPONSE, prompt=PROMPT):
 
 
 def continued(drafter, name, who, text):
-    if who:
-        drafter.admit(name, who)
-    step(drafter, {name: text[:1]})
+    enter(drafter, name, who, text[:1])
     drafter.wait()
     step(drafter, {name: text})
     return step(drafter, {name: text})[name]
@@ -49,8 +47,8 @@ def test_the_next_epoch_drafts_from_the_last_one(tmp_path):
     drafter = make_drafter(tmp_path)
     responded(drafter, "a", identity(step=1))
     assert continued(drafter, "b", identity(step=2), PROMPT + RESPONSE[:1]) == RESPONSE[1:4]
-    drafter.admit("c", identity(step=2, sibling=1))
-    assert step(drafter, {"c": [7, *RESPONSE[18:20]]})["c"] == RESPONSE[20:23]
+    text = [7, *RESPONSE[18:20]]
+    assert enter(drafter, "c", identity(step=2, sibling=1), text) == RESPONSE[20:23]
     assert continued(drafter, "d", identity("other", step=2), RESPONSE[:20]) == []
     assert counter(drafter, "earlier_found") == 1, "read once for both"
     assert counter(drafter, "earlier_missing") >= 1
@@ -119,8 +117,7 @@ def test_no_engine_step_waits_for_the_disk_and_live_requests_move_bit_by_bit(tmp
     drafter = make_drafter(tmp_path, executor=executor)
     live = np.random.default_rng(0).permutation(1000).tolist()
     text = [*live, *live[20:24]]
-    drafter.admit("b", identity(step=2))
-    assert step(drafter, {"b": text})["b"] == live[24:27], "as without earlier responses"
+    assert enter(drafter, "b", identity(step=2), text) == live[24:27], "as without earlier ones"
     executor.work()
     step(drafter, {"b": text})
     for _ in range(12):
@@ -136,14 +133,12 @@ def test_a_group_that_ends_before_its_responses_are_read(tmp_path):
     responded(make_drafter(tmp_path), "a", identity(step=1))
     executor = Later()
     drafter = make_drafter(tmp_path, executor=executor)
-    drafter.admit("b", identity(step=2))
-    step(drafter, {"b": RESPONSE[:9]})
+    enter(drafter, "b", identity(step=2), RESPONSE[:9])
     drafter.finish(["b"])
     drafter.end_step()
     executor.work()
     assert executor.done == 1, "what b wrote goes to the disk; nobody asks for its past any more"
-    drafter.admit("c", identity("other", step=2))
-    assert step(drafter, {"c": RESPONSE[:9]})["c"] == []
+    assert enter(drafter, "c", identity("other", step=2), RESPONSE[:9]) == []
     drafter.finish(["c"])
     drafter.end_step()
     assert counter(drafter, "prompt_bytes") == 0
@@ -158,8 +153,7 @@ def test_siblings_that_ended_in_this_step_outlive_earlier_responses(tmp_path, el
     executor = Later()
     drafter = make_drafter(tmp_path, executor=executor, longest=8192, max_bytes=1 << 20)
     live, ended = [7, 8], texts[3][:3900]
-    drafter.admit("live", identity(step=2))
-    step(drafter, {"live": live})
+    enter(drafter, "live", identity(step=2), live)
     if elsewhere:
         drafter.exchange("y", [])
         told = np.array(ended, "<i4").tobytes()
@@ -275,8 +269,7 @@ def test_texts_of_a_model_with_a_larger_vocabulary_are_dropped_counted_and_named
     for number, text in enumerate((foreign, known, mixed), start=1):
         responded(before, f"r{number}", identity(step=number), text, prompt=[])
     again = drafter_of(path=tmp_path, vocabulary=512, **source)
-    again.admit("a", identity(step=9))
-    step(again, {"a": [7]})
+    enter(again, "a", identity(step=9), [7])
     again.wait()
     step(again, {"a": [7, 7]})
     again.admit("b", identity(step=9))

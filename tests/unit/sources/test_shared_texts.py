@@ -6,7 +6,7 @@ import pytest
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.sources.support.pieces import to_bytes
 from sam_rollout.sources.support.shared_texts import SILENT_TURNS, TOKENS_PER_STEP
-from tests.unit.drafting.texts import WIDTH, counter, drafter_of, identity, step
+from tests.unit.drafting.texts import WIDTH, counter, drafter_of, enter, identity, step
 
 VOCABULARY = 1000
 
@@ -66,8 +66,7 @@ def test_nothing_is_kept_or_told_before_the_first_exchange_or_where_it_is_off():
     step(off, {"a": [9, 1, 2, 3, 4]})
     off.finish(["a"])
     assert off.exchange("x", [piece([1, 2])]) == []
-    off.admit("b", identity())
-    assert step(off, {"b": [9, 1]})["b"] == [2, 3, 4], "its own siblings are there"
+    assert enter(off, "b", identity(), [9, 1]) == [2, 3, 4], "its own siblings are there"
 
 
 def test_a_piece_after_a_gap_begins_a_text_of_its_own():
@@ -97,8 +96,7 @@ def test_few_tokens_are_read_per_step_whether_the_gate_is_open_or_closed():
 def test_texts_wait_for_a_request_that_still_waits():
     b = make_engine("b")
     b.exchange("y", [piece([1, 2, 3, 4])])
-    b.admit("other", identity("h"))
-    step(b, {"other": [9, 2, 3]})
+    enter(b, "other", identity("h"), [9, 2, 3])
     assert counter(b, "shared_tokens") == 0
     step(b, {"b": [9, 2, 3], "other": [9, 2, 3]})
     assert step(b, {"b": [9, 2, 3], "other": [9, 2, 3]}) == {"b": [4], "other": []}
@@ -157,8 +155,7 @@ def test_texts_of_others_that_wait_go_before_any_group():
     b, rng = make_engine("b", max_bytes=most_bytes), np.random.default_rng(0)
     while counter(b, "prompt_bytes") < 0.92 * most_bytes:
         name, number = f"h{number}", number + 1
-        b.admit(name, identity(name))
-        step(b, {name: rng.integers(0, VOCABULARY, 500).tolist()})
+        enter(b, name, identity(name), rng.integers(0, VOCABULARY, 500).tolist())
         b.finish([name])
     waiting = [piece(np.arange(WIDTH) % VOCABULARY, response=f"x/{place}") for place in range(8)]
     b.exchange("y", waiting)  # an eighth of the memory
@@ -177,8 +174,7 @@ def test_a_group_that_was_given_up_takes_nothing_in():
     step(b, {"b": [9, 2, 3]})
     text = np.random.default_rng(0).integers(0, 1 << 30, (6, WIDTH)).tolist()
     for number, tokens in enumerate(text):
-        b.admit(f"big {number}", identity(f"h{number}"))
-        step(b, {f"big {number}": tokens})
+        enter(b, f"big {number}", identity(f"h{number}"), tokens)
     assert counter(b, "prompt_evictions") > 0
     before = counter(b, "shared_missed_tokens")
     b.exchange("y", [piece([5, 6], start=4)])
@@ -209,8 +205,7 @@ def test_what_nobody_asks_for_is_bounded_counted_and_freed():
     (pool,) = (one.pool for one in a.sources)
     for number in range(20):
         name = f"a{number}"
-        a.admit(name, identity(sibling=number))
-        step(a, {name: [9]})
+        enter(a, name, identity(sibling=number), [9])
         step(a, {name: [9] * 500})
         assert counter(a, "prompt_bytes") == pool.nbytes + 4 * 500 * min(number, 8)
         if number < 19:
