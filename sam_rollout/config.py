@@ -267,13 +267,6 @@ class CompareConfig(Section):
     baseline_run: str = ""
     group: str = ""
 
-    @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any], path: str | None = None) -> Self:
-        """Build the section from a mapping in which null stands for empty."""
-        if isinstance(mapping, Mapping):
-            mapping = {key: value for key, value in mapping.items() if value is not None}
-        return super().from_mapping(mapping, path)
-
 
 @dataclasses.dataclass(frozen=True)
 class DynamicSamplingConfig(Section):

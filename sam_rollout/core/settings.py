@@ -96,10 +96,11 @@ class Section:
                 why = GONE.get(f"{path}.{key}") or unknown("key", str(key), list(kinds))
                 raise ConfigError(f"{path}.{key}", value, why)
             kind = kinds[key]
-            if kind is dict and value is None:
-                # Configurations hold null for an unset mapping, because Hydra replaces null by an
-                # override, but merges an override into {}.
-                value = {}
+            if value is None and kind in (dict, str):
+                # Null stands for an empty text or mapping. Configurations hold null for an unset
+                # mapping, because Hydra replaces null by an override, but merges an override into
+                # {}.
+                value = kind()
             if isinstance(kind, type) and issubclass(kind, Section):
                 value = kind.from_mapping(value, f"{path}.{key}")
             values[key] = value
