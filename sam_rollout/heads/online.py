@@ -87,7 +87,6 @@ class OnlineHead:
         self._begun = False
         self._credit_s = self._spent_s = self._update_s = 0.0
         self._least_s = 0.0  # Time that one test and one update need.
-        self._failures = 0
         self.problem: Exception | None = None
 
     def charge(self, seconds: float) -> None:
@@ -127,7 +126,8 @@ class OnlineHead:
                 self._least_s = time.perf_counter() - started_s + self._update_s
                 found |= self._update(learner, started_s)
         except Exception:
-            self.failed, self._failures = True, 1
+            self.failed = True
+            found["failures"] = 1.0
             if good is not None:
                 self.trainable.head.load_state_dict(good)
             self.buffer = SampleBuffer(0)
@@ -143,8 +143,7 @@ class OnlineHead:
 
     def _costs(self, found: Mapping[str, float]) -> dict[str, float]:
         spent, self._spent_s = self._spent_s, 0.0
-        failures, self._failures = self._failures, 0
-        return {**found, "time_s": spent, "failures": float(failures)}
+        return {"failures": 0.0, **found, "time_s": spent}
 
     def _begin(self, find_policy: Callable[[Peers], Policy], device: torch.device) -> Learner:
         self._peers.attempt(lambda: self._move(device), device)

@@ -64,6 +64,12 @@ def enter(
     return step(drafter, {name: text})[name]
 
 
+def leave(drafter: SamDrafter, names: Iterable[str]) -> None:
+    """End requests, and then the training step."""
+    drafter.finish(names)
+    drafter.end_step()
+
+
 def identity(
     group: str = "g", sibling: int = 0, step: int = 1, split: str = "train"
 ) -> RequestIdentity:

@@ -8,7 +8,7 @@ from sam_rollout.core.limits import UNKNOWN_VOCABULARY
 from sam_rollout.sources.contract import Piece
 from sam_rollout.sources.support import responses, text_moves
 from sam_rollout.sources.support.text_store import TextStore
-from tests.unit.drafting.texts import Later, counter, drafter_of, enter, identity, step
+from tests.unit.drafting.texts import Later, counter, drafter_of, enter, identity, leave, step
 
 PROMPT = list(range(100, 120))
 RESPONSE = list(range(200, 260))
@@ -26,8 +26,7 @@ def responded(drafter, name, who, text=RESPONSE, prompt=PROMPT):
         drafter.admit(name, who)
     for end in (1, 3, len(text)):
         step(drafter, {name: prompt + text[:end]})
-    drafter.finish([name])
-    drafter.end_step()
+    leave(drafter, [name])
     drafter.wait()
 
 
@@ -52,8 +51,7 @@ def test_the_next_epoch_drafts_from_the_last_one(tmp_path):
     assert continued(drafter, "d", identity("other", step=2), RESPONSE[:20]) == []
     assert counter(drafter, "earlier_found") == 1, "read once for both"
     assert counter(drafter, "earlier_missing") >= 1
-    drafter.finish("bcd")
-    drafter.end_step()
+    leave(drafter, "bcd")
     assert counter(drafter, "prompt_groups") == counter(drafter, "prompt_bytes") == 0
 
 
@@ -87,16 +85,14 @@ def test_an_interrupted_response_is_kept_once_and_its_siblings_meanwhile(tmp_pat
         step(drafter, {"a": PROMPT + RESPONSE[:end], "b": PROMPT + other[:end]})
     drafter.finish(["a"])
     drafter.responses.interrupted = {cut.key: cut.group_key}
-    drafter.finish(["b"])
-    drafter.end_step()
+    leave(drafter, ["b"])
     drafter.responses.interrupted = {}
     drafter.admit("c", cut)
     assert counter(drafter, "prompt_groups") == 1
     drafts = step(drafter, {"c": PROMPT + other[:10]})["c"]
     assert drafts == other[10:13], "its siblings' texts are there"
     step(drafter, {"c": PROMPT + other})
-    drafter.finish(["c"])
-    drafter.end_step()
+    leave(drafter, ["c"])
     drafter.wait()
     assert counter(drafter, "prompt_groups") == 0
     texts = sorted(text[-len(other) :] for text in kept(tmp_path))
@@ -134,13 +130,11 @@ def test_a_group_that_ends_before_its_responses_are_read(tmp_path):
     executor = Later()
     drafter = make_drafter(tmp_path, executor=executor)
     enter(drafter, "b", identity(step=2), RESPONSE[:9])
-    drafter.finish(["b"])
-    drafter.end_step()
+    leave(drafter, ["b"])
     executor.work()
     assert executor.done == 1, "what b wrote goes to the disk; nobody asks for its past any more"
     assert enter(drafter, "c", identity("other", step=2), RESPONSE[:9]) == []
-    drafter.finish(["c"])
-    drafter.end_step()
+    leave(drafter, ["c"])
     assert counter(drafter, "prompt_bytes") == 0
 
 
@@ -180,8 +174,7 @@ def test_siblings_that_ended_in_this_step_outlive_earlier_responses(tmp_path, el
     assert drafter.sources[0]._ended_bytes == 0, "no automaton reads it again"
     assert step(drafter, {"live": [*live, *ended[50:54]]})["live"] == ended[54:57]
     assert step(drafter, {"live": [*live, *texts[2][50:54]]})["live"] == []
-    drafter.finish(["live", *(f"r{number}" for number in range(6))])
-    drafter.end_step()
+    leave(drafter, ["live", *(f"r{number}" for number in range(6))])
     assert counter(drafter, "prompt_bytes") == 0 and len(drafter.sources[0].pool) == 0
 
 

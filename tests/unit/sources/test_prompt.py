@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.drafting.texts import counter, drafter_of, enter, identity, step
+from tests.unit.drafting.texts import counter, drafter_of, enter, identity, leave, step
 
 
 def make_drafter(*names, k=3, max_rows=8, own=True, max_bytes=1 << 30):
@@ -63,8 +63,7 @@ def test_max_bytes_gives_up_the_group_absent_longest_and_leaves_it_given_up():
     drafter.admit("late", identity("g0", 1))
     step(drafter, {"0": texts[0], "late": texts[0][:10]})
     assert counter(drafter, "prompt_groups") == 2
-    drafter.finish(["0", "late"])
-    drafter.end_step()
+    leave(drafter, ["0", "late"])
     assert counter(drafter, "prompt_groups") == 2, "1 and 2 are alive"
     enter(drafter, "new", identity("g0", 1), [1, 2])
     assert counter(drafter, "prompt_groups") == 3

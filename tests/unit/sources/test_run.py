@@ -7,7 +7,7 @@ from sam_rollout.core.identity import OUTSIDE_TRAINING
 from sam_rollout.sources import run
 from sam_rollout.sources.support import text_moves
 from sam_rollout.sources.support.text_store import TextStore
-from tests.unit.drafting.texts import Later, counter, drafter_of, enter, identity, step
+from tests.unit.drafting.texts import Later, counter, drafter_of, enter, identity, leave, step
 
 MIB = 1 << 20
 
@@ -32,8 +32,7 @@ def automata(drafter):
 def test_all_requests_of_a_split_share_and_longer_than_a_step(other, shares):
     drafter = make_drafter()
     enter(drafter, "a", identity("g"), [9, 1, 2, 3, 4, 5])
-    drafter.finish(["a"])
-    drafter.end_step()
+    leave(drafter, ["a"])
     assert enter(drafter, "b", other, [8, 6, 2, 3]) == ([4, 5] if shares else [])
 
 
@@ -60,8 +59,7 @@ def grown(drafter, name, text, others=()):
 def ended(drafter, name, text, **who):
     drafter.admit(name, identity(name, **who))
     grown(drafter, name, text)
-    drafter.finish([name])
-    drafter.end_step()
+    leave(drafter, [name])
     drafter.wait()
 
 

@@ -6,7 +6,7 @@ import pytest
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.sources.support.pieces import to_bytes
 from sam_rollout.sources.support.shared_texts import SILENT_TURNS, TOKENS_PER_STEP
-from tests.unit.drafting.texts import WIDTH, counter, drafter_of, enter, identity, step
+from tests.unit.drafting.texts import WIDTH, counter, drafter_of, enter, identity, leave, step
 
 VOCABULARY = 1000
 
@@ -56,8 +56,7 @@ def test_what_a_response_ended_with_is_told_once():
     assert step(b, {"b": [9, 2, 3]})["b"] == [4]
     assert a.exchange("x", []) == []
     assert counter(b, "prompt_bytes") > 0
-    b.finish(["b"])
-    b.end_step()
+    leave(b, ["b"])
     assert b.usage().bytes == b.usage().live_requests == 0
 
 
@@ -179,8 +178,7 @@ def test_a_group_that_was_given_up_takes_nothing_in():
     before = counter(b, "shared_missed_tokens")
     b.exchange("y", [piece([5, 6], start=4)])
     assert counter(b, "shared_missed_tokens") == before + 2
-    b.finish(["b", *(f"big {number}" for number in range(6))])
-    b.end_step()
+    leave(b, ["b", *(f"big {number}" for number in range(6))])
     assert b.usage().bytes == b.usage().live_requests == 0
 
 
@@ -213,8 +211,7 @@ def test_what_nobody_asks_for_is_bounded_counted_and_freed():
     told = a.exchange("x", [])
     assert [one.response for one in told] == [f"x/{number}" for number in range(12, 21)]
     assert [one.is_last for one in told] == [True] * 8 + [False]
-    a.finish(["a19"])
-    a.end_step()
+    leave(a, ["a19"])
     assert a.usage().bytes == 0
 
 
@@ -238,6 +235,5 @@ def test_a_name_that_was_given_twice_does_not_mix_groups():
     b.exchange("y", [piece([1, 2, 3, 4])])
     b.exchange("y", [piece([1, 2, 3, 5], group="h"), piece([6, 7], group="h", start=9)])
     assert step(b, texts) == {"b": [], "h": []}
-    b.finish(["b", "h"])
-    b.end_step()
+    leave(b, ["b", "h"])
     assert b.usage().bytes == b.usage().live_requests == 0
