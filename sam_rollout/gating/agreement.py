@@ -50,11 +50,8 @@ class Exchange(Protocol):
 class AgreedGate:
     """A gate whose decisions count only if its engine is the busiest one.
 
-    Args:
-        gate: makes the proposals. It observes each step one step late, with the busiest engine's
-            load.
-        fallback: the gate that decides if nothing was exchanged.
-        exchange: carries the reports between the engines of the group.
+    `gate` makes the proposals. It observes each step one step late, with the busiest engine's load.
+    `fallback` decides if nothing was exchanged.
     """
 
     is_trial = False

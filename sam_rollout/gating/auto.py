@@ -54,12 +54,9 @@ _CLASSES = len(CHANCES)
 class AutoGate:
     """Chooses levels by measured rates; see the module.
 
-    Args:
-        exploration: share of step time that trials may lose.
-        shapes: how many shapes of drafts it chooses from. Level 1 + s * len(CHANCES) + n drafts
-            shape s with a least chance of CHANCES[n].
-
-    The attributes are those of `Gate`.
+    `exploration` is the share of step time that trials may lose. The gate chooses from `shapes`
+    shapes of drafts: level 1 + s * len(CHANCES) + n drafts shape s with a least chance of
+    CHANCES[n].
     """
 
     def __init__(self, limits: Limits, exploration: float, shapes: int = 1) -> None:

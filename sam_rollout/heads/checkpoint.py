@@ -125,7 +125,12 @@ def read_head(folder: str | Path, field: str = "head") -> Head:
             tensors |= tensor_shapes(file)
         except ValueError as error:
             raise ConfigError(field, str(folder), str(error)) from None
-    _check_shapes(shape, tensors, f"{field}: {folder}")
+    named = {vllm_name(name): dims for name, dims in tensors.items()}
+    for name, expected in shape.weights.items():
+        if name == "t2d" and name not in named:  # vLLM does not read t2d
+            continue
+        if (found := named.get(name)) != expected:
+            raise ConfigError(f"{field}: {folder}: {name}", found, f"must have shape {expected}")
     training = folder / TRAINING
     base = read_json(training, field, str(folder)).get("base_model") if training.exists() else None
     return Head(
@@ -280,12 +285,3 @@ def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
 def vllm_name(name: str) -> str:
     """Return vLLM's name of a weight in either format."""
     return name.replace("midlayer.", "layers.0.")
-
-
-def _check_shapes(shape: HeadShape, tensors: Mapping[str, tuple[int, ...]], field: str) -> None:
-    found = {vllm_name(name): dims for name, dims in tensors.items()}
-    for name, expected in shape.weights.items():
-        if name == "t2d" and name not in found:  # vLLM does not read t2d
-            continue
-        if found.get(name) != expected:
-            raise ConfigError(f"{field}: {name}", found.get(name), f"must have shape {expected}")

@@ -98,7 +98,6 @@ class SharedTexts:
     """Both directions of the exchange. Before the first exchange no text is kept.
 
     Args:
-        pool: the pool of the automata that read other engines' texts.
         max_bytes: memory for all texts of siblings, from this engine and others.
         responses: the record of the engine's responses; it also keeps other engines' whole ones.
         place_of: maps a piece to its group and automaton, or to None if the piece is not wanted.

@@ -66,9 +66,6 @@ class TextStore:
             and this many of the newest responses of earlier steps.
         vocab_size: size of the reading model's vocabulary; a response with other ids is left out.
 
-    Attributes:
-        refused: number of responses that were left out, plus number of damaged segments.
-
     Raises:
         OSError: by every method, if the folder cannot be read or written.
     """
@@ -83,7 +80,7 @@ class TextStore:
         self._segment: BinaryIO | None = None
         self._written = 0  # bytes of the own segment
         self._vocab_size = vocab_size
-        self.refused = 0
+        self.refused = 0  # number of responses that were left out, and of damaged segments
         self._named: set[str] = set()  # kinds of faults that were logged
         self._step = -1  # `before_step` of the last read
 
