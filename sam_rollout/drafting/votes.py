@@ -12,7 +12,6 @@ from sam_rollout.automaton.continuations import (
     LANE_HEADER,
     LANE_LENGTH,
     LANE_STATE,
-    LANE_TEXT,
     LENGTH_CLASSES,
     READY_CLASSES,
     SHARES,
@@ -29,9 +28,6 @@ from sam_rollout.automaton.interface import (
     NOWHERE,
     PLACE_HEADER,
     PLACE_KIND,
-    PLACE_LENGTH,
-    PLACE_STATE,
-    PLACE_TEXT,
     READY,
 )
 from sam_rollout.automaton.kernels import _inlined
@@ -135,10 +131,8 @@ def put_lanes(i, slot, places, lanes):
     for s in range(places.shape[0]):
         if places[s, i, PLACE_KIND] != NOWHERE:
             lane = lane_at(lanes, slot + s)
-            lane[LANE_HEADER] = places[s, i, PLACE_HEADER]
-            lane[LANE_STATE] = places[s, i, PLACE_STATE]
-            lane[LANE_LENGTH] = places[s, i, PLACE_LENGTH]
-            lane[LANE_TEXT] = places[s, i, PLACE_TEXT]
+            for column in range(LANE_FIRST):  # a lane begins like a place after its kind
+                lane[column] = places[s, i, PLACE_HEADER + column]
             lane[LANE_FIRST] = s * CLASSES
 
 
