@@ -6,7 +6,7 @@ A module with an entry is imported wherever a configuration is read. It should i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -122,7 +122,7 @@ class Source:
     def settle(self) -> None:
         """Bring memory back below its limit, after the engine step's drafts were made."""
 
-    def finish(self, request_ids: Iterable[str]) -> None:
+    def finish(self, request_ids: Collection[str]) -> None:
         """Free the state of requests that ended; unknown ids are skipped."""
 
     def end_step(self) -> None:

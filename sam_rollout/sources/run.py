@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, ClassVar
 
@@ -151,14 +151,12 @@ class RunTexts(GroupedTexts[str]):
         self._turn_over()
         super().settle()
 
-    def finish(self, request_ids: Iterable[str]) -> None:
+    def finish(self, request_ids: Collection[str]) -> None:
         """Keep the texts of ended requests of training."""
-        ended = list(request_ids)
-        for request_id in ended:
-            response = self._responses.ended.get(request_id)
-            if response is not None and response.identity.split == TRAIN_SPLIT:
+        for response in self._responses.ended.values():
+            if response.identity.split == TRAIN_SPLIT:
                 self._kept.keep(response.text)
-        super().finish(ended)
+        super().finish(request_ids)
 
     def end_step(self) -> None:
         """Replace automata that are too large; the training step's texts are kept."""

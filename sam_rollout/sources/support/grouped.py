@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -91,7 +91,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
                 return
             self._give_up(group)
 
-    def finish(self, request_ids: Iterable[str]) -> None:
+    def finish(self, request_ids: Collection[str]) -> None:
         """Free the state of requests that ended; their texts stay. Unknown ids are skipped."""
         for request_id in request_ids:
             ended = self._responses.ended.get(request_id)
