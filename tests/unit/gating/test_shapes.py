@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -38,6 +37,7 @@ class Engine:
     """Decodes the same requests forever.
 
     Attributes:
+        seconds: Time of a step, by scored tokens and shape.
         rows: Number of requests; the first ones may have drafts.
         may: Share of requests that may have drafts of each shape.
         heard: Shapes whose offers the gate hears of.
@@ -45,14 +45,7 @@ class Engine:
         chosen: The same for the steps that were no trials.
     """
 
-    def __init__(
-        self,
-        seconds: Callable[[int, int], float],
-        rows: int = 8,
-        noise: float = 0.0,
-        offers: tuple[np.ndarray, np.ndarray] = OFFERS,
-        may: tuple[float, float] = (1.0, 1.0),
-    ) -> None:
+    def __init__(self, seconds, rows=8, noise=0.0, offers=OFFERS, may=(1.0, 1.0)) -> None:
         self.seconds, self.rows, self.noise, self.offers = seconds, rows, noise, offers
         self.gate = AutoGate(Limits(64, 1 << 20, k=K), EXPLORATION, shapes=2)
         self.may, self.heard = may, (CHAIN, TREE)
