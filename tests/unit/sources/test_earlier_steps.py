@@ -220,9 +220,7 @@ def test_preempted_requests_are_kept_whole(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["append", "refresh"])
-def test_a_disk_that_fails_costs_a_warning_and_drafting_goes_on(
-    tmp_path, monkeypatch, caplog, method
-):
+def test_a_failing_disk_costs_one_warning(tmp_path, monkeypatch, caplog, method):
     def fail(self, *arguments):
         raise OSError(28, "No space left on device")
 
@@ -253,9 +251,7 @@ def test_a_response_that_ended_beside_another_folder_is_kept_here_too(tmp_path):
 
 
 @pytest.mark.parametrize("source", [{"run": {"when": "always"}}, {"prompt": {}}])
-def test_texts_of_a_model_with_a_larger_vocabulary_are_dropped_counted_and_named_once(
-    source, tmp_path, caplog
-):
+def test_texts_of_a_larger_vocabulary_are_dropped_and_named_once(source, tmp_path, caplog):
     foreign, known = list(range(5000, 5200)), list(range(100, 300))
     mixed = [*known[:150], 5000, *range(400, 440)]
     before = drafter_of(path=tmp_path, vocabulary=1 << 20, **source)

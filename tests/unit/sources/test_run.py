@@ -256,9 +256,7 @@ def test_what_ends_while_a_successor_is_made_is_read_as_far_as_it_fits(count, le
 
 
 @pytest.mark.parametrize(("name", "section"), [("prompt", {}), ("run", {"when": "always"})])
-def test_an_automaton_that_one_step_fills_is_given_up_and_the_others_are_read(
-    name, section, monkeypatch
-):
+def test_a_full_automaton_is_given_up_and_the_others_are_read(name, section, monkeypatch):
     drafter = drafter_of(**{name: section})
     drafter.admit("a", identity("g"))
     drafter.admit("b", identity("g", split="val"))
