@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sam_rollout.automaton.interface import Int32Array, Int64Array
+from sam_rollout.automaton.interface import BoolArray, Int32Array, Int64Array
 from sam_rollout.core.identity import GroupKey, RequestIdentity
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.metric import Metric
@@ -82,7 +82,7 @@ class Source:
     def bind(self, request_ids: Sequence[str], identities: Identities) -> None:
         """Learn which request is in which row; called only when the batch has changed."""
 
-    def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
+    def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: BoolArray) -> None:
         """Read each row's new tokens, without drafting; a source may do this in `locate` instead.
 
         Args:
@@ -92,19 +92,16 @@ class Source:
         """
 
     def locate(
-        self,
-        token_ids: Int32Array,
-        num_tokens: Int32Array,
-        eligible: np.ndarray,
-        out_places: Int64Array,
+        self, token_ids: Int32Array, num_tokens: Int32Array, eligible: BoolArray, places: Int64Array
     ) -> None:
         """Read each row's new tokens, then write the position in the source's texts to draft from.
 
         Args:
             token_ids, num_tokens, eligible: see `catch_up`.
-            out_places: int64[B, PLACE_WIDTH] (`automaton.interface`), valid until the source is
-                called again. The column PLACE_KIND is NOWHERE if the source finds nothing or the
-                row is not eligible; the row's other columns then have no meaning.
+            places: where to write, int64[B, PLACE_WIDTH] (`automaton.interface`). A place has to stay
+                valid until the source is called again. Its column PLACE_KIND is NOWHERE if the
+                source finds nothing or the row is not eligible; then its other columns have no
+                meaning.
         """
         raise NotImplementedError
 

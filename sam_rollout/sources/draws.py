@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from sam_rollout.automaton import interface
-from sam_rollout.automaton.interface import Int32Array, Int64Array
+from sam_rollout.automaton.interface import BoolArray, Int32Array, Int64Array
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.settings import Section, setting
 from sam_rollout.sources.contract import Identities, Scored, Source, SourceEntry, Usage
@@ -77,11 +77,7 @@ class PositionDraws(Source):
         self._heard += len(scored.drawn)
 
     def locate(
-        self,
-        token_ids: Int32Array,
-        num_tokens: Int32Array,
-        eligible: np.ndarray,
-        out_places: Int64Array,
+        self, token_ids: Int32Array, num_tokens: Int32Array, eligible: BoolArray, places: Int64Array
     ) -> None:
         """Point every row to its table, at the position of the row's next token."""
         rows, length = len(num_tokens), self._table.shape[1]
@@ -92,7 +88,7 @@ class PositionDraws(Source):
         )
         kind = np.where(eligible, interface.DRAWN, interface.NOWHERE)
         state = 2 * num_tokens.astype(np.int64) + follows
-        interface.write_places(out_places[:rows], kind, self._headers[:rows], state, length)
+        interface.write_places(places[:rows], kind, self._headers[:rows], state, length)
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """Forget requests that ended, since another request may come with the same id."""
