@@ -98,11 +98,7 @@ class StepTimes:
         return self._cells[self.bin_of[rows]][load][0]
 
     def expect(
-        self,
-        rows: int,
-        context: float,
-        draft_tokens: Sequence[float],
-        shapes: Sequence[int],
+        self, rows: int, context: float, draft_tokens: Sequence[float], shapes: Sequence[int]
     ) -> list[float]:
         """Return the expected times in seconds of steps that differ only in their drafts.
 

@@ -98,7 +98,7 @@ class Source:
 
         Args:
             token_ids, num_tokens, eligible: see `catch_up`.
-            places: where to write, int64[B, PLACE_WIDTH] (`automaton.interface`). A place has to stay
+            places: where to write, int64[B, PLACE_WIDTH] (`automaton.interface`). A place stays
                 valid until the source is called again. Its column PLACE_KIND is NOWHERE if the
                 source finds nothing or the row is not eligible; then its other columns have no
                 meaning.
