@@ -1,19 +1,14 @@
-"""How long an engine step takes, learned from the steps of the engine itself.
+"""How long an engine step takes, learned from the steps of the engine itself (docs/gating.md).
 
-The expected time of a step is `speed * base * correction` (docs/gating.md):
+The expected time of a step is `speed * base * correction`:
 
-* `base` (the line) is linear in requests, scored tokens and context. It is fitted by least squares
-  with forgetting. Residuals are relative to the step's time, because otherwise large batches would
-  outweigh small ones.
+* `base` (the line) is fitted by least squares with forgetting. Residuals are relative to the step's
+  time, because otherwise large batches would outweigh small ones.
 * `correction` is the ratio of measured times to `base` in a cell. A cell has the steps with about
   the same number of requests and of draft tokens per request. An empty cell takes its correction
   from the cells with the same number of requests, or 1.
 * `speed` follows causes that slow all steps down, such as another program on the machine. It is
-  also pulled back to 1, because otherwise it and `base` could drift in
-  opposite directions.
-
-A step whose time is far from the expected time is left out. After `_PATIENCE` such steps in a row,
-everything learned is forgotten.
+  also pulled back to 1, because otherwise it and `base` could drift in opposite directions.
 """
 
 import math
