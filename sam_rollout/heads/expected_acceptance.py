@@ -61,9 +61,8 @@ def acceptance(learner: Learner, samples: Sequence[Sample], peers: Peers = ALONE
 def count_accepted(learner: Learner, samples: Sequence[Sample]) -> Tensor:
     """Draft at every position of every text; return counts, to be summed over processes.
 
-    Returns:
-        [2 * steps + 2]: the sum of probabilities for each draft position, the number of positions
-        for each draft position, then tokens and verify steps of the replay.
+    They are, [2 * steps + 2], for each draft position the sum of probabilities, for each draft
+    position the number of positions, then tokens and verify steps of the replay.
     """
     probability = np.zeros(learner.steps)
     counted = np.zeros(learner.steps, np.int64)

@@ -172,10 +172,7 @@ class HeadOptimizer:
         ]
 
     def learn(self, find_loss: Callable[[], Tensor], factor: float) -> float:
-        """Make one update with `factor` times the learning rate.
-
-        Returns:
-            The mean loss over all processes.
+        """Make one update with `factor` times the learning rate; return the mean of all losses.
 
         Raises:
             NoNumberError: The loss or a gradient is not finite, or one of several processes failed
