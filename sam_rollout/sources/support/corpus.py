@@ -18,13 +18,9 @@ _TRACES = ["prompt_ids", "response_ids"]
 
 
 def read_corpus(field: str, path: str, most_tokens: int, vocab_size: int) -> list[Int32Array]:
-    """Read a corpus; return int32[n] for each text.
+    """Read the corpus at `path`, which the setting `field` names; return int32[n] for each text.
 
-    Args:
-        field: the configuration's field, for error messages.
-        path: the file or folder.
-        most_tokens: limit on the sum of the texts' lengths, each rounded up to whole blocks.
-        vocab_size: number of tokens in the model's vocabulary.
+    `most_tokens` limits the sum of the texts' lengths, each rounded up to whole blocks.
 
     Raises:
         ConfigError: the corpus cannot be read, is empty or too large, or has token ids beyond the

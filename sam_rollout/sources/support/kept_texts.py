@@ -73,11 +73,8 @@ class KeptTexts:
     ) -> list[Int32Array]:
         """Return the newest texts that fit into the room, ordered from old to new.
 
-        Args:
-            room: limits on all returned texts together.
-            nbytes_of: maps lengths of texts in tokens, int64[texts], to their bytes in the
-                automaton, int64[texts].
-            most_texts: only this many of the newest texts are considered.
+        `nbytes_of` maps lengths of texts in tokens, int64[texts], to their bytes in the automaton,
+        int64[texts]. Only the newest `most_texts` texts are considered.
         """
         texts = list(islice(chain(reversed(self._kept), self._corpus), most_texts))
         tokens = np.fromiter(map(len, texts), np.int64, len(texts))
