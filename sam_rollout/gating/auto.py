@@ -69,11 +69,9 @@ class AutoGate:
         self._supplies = self._octaves[self._octave] = list(map(Supply, self._calibrations))
         self._levels = 1 + shapes * _CLASSES
         self._all = tuple(range(self._levels))
-        # Expected at the last decision, for each level: a step's draft tokens, its seconds, and its
-        # seconds per token of a request.
+        # Expected at the last decision, for each level: a step's draft tokens, and its seconds.
         self._draft_tokens = [0.0] * self._levels
         self._expected = [0.0] * self._levels
-        self._fair = [0.0] * self._levels
         self._best_shape = 0  # shape of the last chosen level that drafts
         self._shape_trials = [ShapeTrials() for _ in self._octaves]
         # Share of requests that may have drafts of each shape: now, and at the last decision.
@@ -221,7 +219,7 @@ class AutoGate:
         self._whole = whole
         offered = [supply.by_level() for supply in self._supplies]
         tokens, expected, fair = self._work_out(rows, self._context, offered)
-        self._draft_tokens, self._expected, self._fair = tokens, expected, fair
+        self._draft_tokens, self._expected = tokens, expected
         choices = _ENDS if whole else self._all
         s_per_token = fair.copy()
         if self._levels > LEVELS:
