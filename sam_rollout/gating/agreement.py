@@ -47,15 +47,12 @@ class Exchange(Protocol):
         """Return the number of exchanges so far, and the last reports, int32 [engines, fields]."""
 
 
-class AgreedGate:
+class AgreedGate(Gate):
     """A gate whose decisions count only if its engine is the busiest one.
 
     `gate` makes the proposals. It observes each step one step late, with the busiest engine's load.
-    `fallback` decides if nothing was exchanged.
+    `fallback` decides if nothing was exchanged. All engines draft the same shape, number 0.
     """
-
-    is_trial = False
-    shape = 0  # engines that share experts have one shape of drafts
 
     def __init__(self, gate: Gate, fallback: Gate, exchange: Exchange) -> None:
         self._gate = gate
@@ -69,7 +66,6 @@ class AgreedGate:
         # The last step, which waits for the other engines' reports about it, and its decision.
         self._waiting: tuple[EngineStep, tuple[int, bool]] | None = None
         self._decision = 0, False  # of the step under way: its budget, and whether it is a trial
-        self.least_chance = 0.0
         self._agreed_steps = self._lone_steps = self._open_steps = 0
         self._trials = self._open_trials = 0
         self._warned = False

@@ -20,7 +20,7 @@ import numpy as np
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.verified import CHANCES, Offered
 from sam_rollout.gating.draft_supply import LEVELS, Calibration, Levels, Supply
-from sam_rollout.gating.gate import LOOK, hands_over
+from sam_rollout.gating.gate import LOOK, Gate, hands_over
 from sam_rollout.gating.shape_trials import LOOK_ROWS, ShapeTrials
 from sam_rollout.gating.step import DecidedStep, EngineStep, LoadMeter
 from sam_rollout.gating.step_times import StepTimes
@@ -51,7 +51,7 @@ _ENDS = (0, LEVELS - 1)
 _CLASSES = len(CHANCES)
 
 
-class AutoGate:
+class AutoGate(Gate):
     """Chooses levels by measured rates; see the module.
 
     `exploration` is the share of step time that trials may lose. The gate chooses from `shapes`
@@ -91,9 +91,6 @@ class AutoGate:
         self._decided_for = 0  # number of requests at the last decision
         self._budget = 0
         self._postponed = 0  # level of a trial that the next step has no room for, else 0
-        self.least_chance = 0.0
-        self.shape = 0
-        self.is_trial = False
         self._fair_s_per_token = 0.0  # of the level chosen
         self._lost_s = 0.0  # time that trials have lost
         self._counts = self._no_counts()  # since the last drain
