@@ -61,8 +61,8 @@ def acceptance(learner: Learner, samples: Sequence[Sample], peers: Peers = ALONE
 def count_accepted(learner: Learner, samples: Sequence[Sample]) -> Tensor:
     """Draft at every position of every text; return counts, to be summed over processes.
 
-    They are, [2 * steps + 2], for each draft position the sum of probabilities, for each draft
-    position the number of positions, then tokens and verify steps of the replay.
+    The counts, [2 * steps + 2], are the sum of probabilities for each draft position, the number of
+    positions for each draft position, and tokens and verify steps of the replay.
     """
     probability = np.zeros(learner.steps)
     counted = np.zeros(learner.steps, np.int64)
