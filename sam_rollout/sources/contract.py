@@ -160,7 +160,7 @@ class SourceEntry:
     make: Callable[[Any, Limits, Responses], Source | None]
     order: int  # number by which the sources are sorted
     # Declarations of the figures that `counters` and `levels` report, without the prefix
-    # `sam/draft/`. `NAME_bytes`, `NAME_evictions` and `NAME_failures` need no declaration.
+    # `sam/draft/`. `<name>_bytes`, `<name>_evictions` and `<name>_failures` need no declaration.
     metrics: tuple[Metric, ...] = ()
     # Raises ConfigError before a model is loaded, for faults that the section's fields do not show
     # (such as a missing file). It gets the section and the size of the vocabulary.
