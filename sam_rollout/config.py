@@ -46,11 +46,8 @@ def sampler_of_today(kind: Any, coupling: Any) -> tuple[Any, str]:
 class GateConfig(Section):
     """The gate, which decides in which steps to draft, and how many tokens at most.
 
-    The kind `auto` measures step times and acceptance, and chooses the number of draft tokens. Its
-    trials of other numbers cost at most the fraction `exploration` of step time. The kind
-    `threshold` drafts while at most `threshold` requests run (section 3.2 of the article). The kind
-    `closed` never drafts. The kind `schedule` uses the mapping `schedule` from a largest number of
-    running requests to the number of draft tokens per request. Its keys are text, as in JSON.
+    `schedule` maps a largest number of running requests to the number of draft tokens per request.
+    Its keys are text, as in JSON.
     """
 
     PATH: ClassVar[str] = "sam.gate"
@@ -155,25 +152,16 @@ class SamConfig(Section):
         super().__post_init__()
         sources = (getattr(self.sources, part.name) for part in dataclasses.fields(self.sources))
         if self.enabled and not any(source.enabled for source in sources):
-            raise ConfigError(
-                f"{self.PATH}.sources",
-                self.sources.to_mapping(),
-                "with sam.enabled = true at least one source must be enabled",
-            )
+            allowed = "with sam.enabled = true at least one source must be enabled"
+            raise ConfigError(f"{self.PATH}.sources", self.sources.to_mapping(), allowed)
+        allowed = f"must be at most sam.max_draft_tokens = {self.max_draft_tokens}"
         model = self.sources.model
         if self.drafts_with_model and model.max_tokens > self.max_draft_tokens:
-            raise ConfigError(
-                f"{self.PATH}.sources.model.max_tokens",
-                model.max_tokens,
-                f"must be at most sam.max_draft_tokens = {self.max_draft_tokens}",
-            )
+            field = f"{self.PATH}.sources.model.max_tokens"
+            raise ConfigError(field, model.max_tokens, allowed)
         for rows, budget in self.gate.schedule.items():
             if budget > self.max_draft_tokens:
-                raise ConfigError(
-                    f"{self.PATH}.gate.schedule.{rows}",
-                    budget,
-                    f"must be at most sam.max_draft_tokens = {self.max_draft_tokens}",
-                )
+                raise ConfigError(f"{self.PATH}.gate.schedule.{rows}", budget, allowed)
 
     @property
     def drafts_with_model(self) -> bool:
@@ -194,10 +182,8 @@ ARTICLE = SamConfig(
 class RolloutSamplerConfig(Section):
     """The sampler, which draws tokens and verifies drafts; the Hydra group `rollout_sampler`.
 
-    It is used with and without speculation. The kind `stock` is the engine's own sampler. The kind
-    `vectorised` is rejection sampling without loops. The kinds `coupled` and `coupled_inversion`
-    key random numbers by position, so drafts do not change the samples. With `batch_invariant`, the
-    engine's rounding does not depend on the other tokens of a batch.
+    It is used with and without speculation. The kinds of `COUPLINGS` key random numbers by
+    position, so drafts do not change the samples.
     """
 
     PATH: ClassVar[str] = "rollout_sampler"
@@ -223,22 +209,15 @@ class RolloutSamplerConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class SentinelConfig(Section):
-    """The thresholds of the sentinel's warnings (`sam_rollout/telemetry/sentinel.py`).
-
-    Attributes:
-        steps: Number of training steps that are judged together.
-        least_acceptance: Least ratio of accepted to verified draft tokens.
-        largest_fall: Largest relative fall of acceptance from one training step to the next.
-        largest_ratio: Largest factor between this run's and the baseline's difference of
-            probabilities.
-    """
+    """The thresholds of the sentinel's warnings (`sam_rollout/telemetry/sentinel.py`)."""
 
     PATH: ClassVar[str] = "rollout_telemetry.sentinel"
 
     enabled: bool = True
-    steps: int = setting(3, minimum=1)
-    least_acceptance: float = setting(0.02, minimum=0, maximum=1)
-    largest_fall: float = setting(0.5, minimum=0, maximum=1)
+    steps: int = setting(3, minimum=1)  # training steps that are judged together
+    least_acceptance: float = setting(0.02, minimum=0, maximum=1)  # accepted / verified tokens
+    largest_fall: float = setting(0.5, minimum=0, maximum=1)  # of acceptance, from step to step
+    # Factor between this run's and the baseline's difference of probabilities.
     largest_ratio: float = setting(1.5, minimum=1)
 
 
@@ -263,9 +242,7 @@ class ProofConfig(Section):
 class RolloutTelemetryConfig(Section):
     """The record of a rollout, with or without speculation; the Hydra group `rollout_telemetry`.
 
-    The long tail is the time in which at most `tail_threshold` requests run. With `record_traces`,
-    token ids are kept. `curve_every` is the number of training steps between two pictures of
-    running requests; 0 draws none.
+    `curve_every` is the number of training steps between two pictures of running requests.
     """
 
     PATH: ClassVar[str] = "rollout_telemetry"
@@ -290,22 +267,10 @@ class CompareConfig(Section):
     baseline_run: str = ""
     group: str = ""
 
-    @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any], path: str | None = None) -> Self:
-        """Build the section from a mapping in which null stands for empty."""
-        if isinstance(mapping, Mapping):
-            mapping = {key: value for key, value in mapping.items() if value is not None}
-        return super().from_mapping(mapping, path)
-
 
 @dataclasses.dataclass(frozen=True)
 class DynamicSamplingConfig(Section):
-    """DAPO's dynamic sampling; the Hydra group `dynamic_sampling`.
-
-    The kind `rounds` samples whole rounds of `gen_batch_size` prompts, at most `max_rounds` per
-    step (0: no limit). The kind `refill` is verl's method. The kind `none` drops nothing. The run
-    ends if responses fail in more than the fraction `max_failed_share` of a step's groups.
-    """
+    """DAPO's dynamic sampling; the Hydra group `dynamic_sampling`."""
 
     PATH: ClassVar[str] = "dynamic_sampling"
 

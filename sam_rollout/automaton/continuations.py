@@ -59,8 +59,8 @@ def _writer_of(states, end, text):
 # --- many places at once ----------------------------------------------------------------------
 
 # A lane is a place in an automaton. The votes of many lanes are found together; their table is
-# int64[lanes, LANE_WIDTH]. Columns:
-LANE_HEADER, LANE_STATE, LANE_LENGTH, LANE_TEXT = 0, 1, 2, 3  # see `interface.PLACE_HEADER` etc.
+# int64[lanes, LANE_WIDTH]. Columns; the first four are those of a place from PLACE_HEADER on:
+LANE_HEADER, LANE_STATE, LANE_LENGTH, LANE_TEXT = 0, 1, 2, 3
 LANE_FIRST = 4  # the number of its source's first class
 LANE_TASKS = 5  # number of suffixes found that have a continuation
 LANE_SEEN = 6  # state of the suffix to look at next

@@ -15,15 +15,13 @@ from sam_rollout.automaton import kernels
 from sam_rollout.automaton.arena import Arena, Rows
 from sam_rollout.automaton.interface import AutomatonFullError, Int32Array, Int64Array, places_of
 
-# Edge tables grow by half, because doubling them would leave more memory unused.
-_GROWTH_NUMERATOR, _GROWTH_DENOMINATOR = 3, 2
-
 # Slots of the first edge table, per token about to be read. Clones hold most edges of reasoning
 # text. The table is at most four fifths full.
 _EDGE_SLOTS_PER_TOKEN = 0.4
 
-# Suffix links along which each token's continuation is noted. More links take longer and lower
-# acceptance: on real texts, a step yields 0.2 to 0.4 % fewer tokens with 8 links than with 2.
+# Suffix links along which each token's continuation is noted, at least one. Each link costs a
+# memory access per token. More links also lower acceptance: on real texts, a step yields 0.2 to
+# 0.4 % fewer tokens with 8 links than with 2.
 MAX_LINK_UPDATES = 2
 
 # How many blocks of prefixes, and of clones, fit into an automaton's first directory.
@@ -54,10 +52,6 @@ class AutomatonPool:
     A text is read through an open slot. By default it has an automaton to itself. In a common
     automaton, each text also finds the continuations of the other texts. A pool is not thread-safe,
     though its kernels release the GIL.
-
-    Args:
-        max_link_updates: suffix links per token along which the text's continuation is noted, at
-            least one. Each link costs a memory access per token.
     """
 
     def __init__(self, *, max_link_updates: int = MAX_LINK_UPDATES) -> None:
@@ -126,10 +120,8 @@ class AutomatonPool:
     def open(self, automaton: int | None = None, group: int = 0) -> int:
         """Start an empty text and return its slot; it takes no memory before its first token.
 
-        Args:
-            automaton: a common automaton that `create` made; None gives the text an automaton of
-                its own.
-            group: a number below 2**31 that siblings have in common.
+        Without a common `automaton`, which `create` made, the text gets an automaton of its own.
+        `group` is a number below 2**31 that siblings have in common.
         """
         if automaton is None:
             automaton = self._open_automaton()
@@ -162,11 +154,6 @@ class AutomatonPool:
         self._automata.require(automaton)
         blocks = int(self._automata.table[automaton, kernels.PREFIX_BLOCKS])
         return blocks * kernels.BLOCK_ENTRIES
-
-    @property
-    def places_of_largest(self) -> int:
-        """For how many tokens the largest automaton has room."""
-        return int(self._automata.table[:, kernels.PREFIX_BLOCKS].max()) * kernels.BLOCK_ENTRIES
 
     def nbytes_of_texts(self, automaton: int, tokens: Int64Array) -> Int64Array:
         """Estimate the bytes that texts of `tokens`, int64[texts], would take in an automaton."""
@@ -258,7 +245,8 @@ class AutomatonPool:
             kernels.finish_moving(header, self._arena.free)
         else:
             blocks = int(header[kernels.EDGE_SLOTS]) >> kernels.BLOCK_SHIFT
-            blocks = max(blocks + 1, blocks * _GROWTH_NUMERATOR // _GROWTH_DENOMINATOR)
+            # The table grows by half, because doubling it would leave more memory unused.
+            blocks = max(blocks + 1, blocks * 3 // 2)
             directory = self._new_edge_directory(automaton, blocks)
             kernels.begin_moving(header, directory, blocks << kernels.BLOCK_SHIFT)
 

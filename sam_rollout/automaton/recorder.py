@@ -4,7 +4,6 @@ An engine reports the end of a request only after the request's row belongs to a
 """
 
 import numpy as np
-import numpy.typing as npt
 from numba import types
 
 from sam_rollout.automaton.compilation import (
@@ -15,7 +14,7 @@ from sam_rollout.automaton.compilation import (
     kernel,
     warm_up,
 )
-from sam_rollout.automaton.interface import Int32Array
+from sam_rollout.automaton.interface import BoolArray, Int32Array
 
 # Tokens at the prompt's end that are kept as context of the first generated tokens.
 CONTEXT = 8
@@ -43,9 +42,8 @@ class TextRecorder:
     def open(self, prompt_tokens: int = 0) -> int:
         """Return a slot for another request, or -1 if none is left.
 
-        Args:
-            prompt_tokens: length of the prompt, if the first row may also hold tokens of an
-                interrupted response; 0 if the first row ends with the prompt and one sampled token.
+        `prompt_tokens` is the prompt's length if the first row may also hold tokens of an
+        interrupted response. It is 0 if the first row ends with the prompt and one sampled token.
         """
         if not self._free:
             return -1
@@ -66,11 +64,7 @@ class TextRecorder:
         return self._texts[slot, start:end].copy() if end >= 0 else _NOTHING
 
     def record(
-        self,
-        slots: Int32Array,
-        token_ids: Int32Array,
-        num_tokens: Int32Array,
-        eligible: npt.NDArray[np.bool_],
+        self, slots: Int32Array, token_ids: Int32Array, num_tokens: Int32Array, eligible: BoolArray
     ) -> None:
         """Copy each row's new tokens; `slots` is int32[B], negative for rows to skip."""
         self._written += record_rows(

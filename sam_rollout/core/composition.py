@@ -73,11 +73,7 @@ def prepare(folder: Path) -> None:
 def compose(*overrides: str) -> tuple[dict[str, Any], str]:
     """Compose the configuration of the run that these overrides start.
 
-    Args:
-        overrides: Arguments of the recipe, such as ``experiment=NAME``.
-
-    Returns:
-        The resolved configuration as plain values, and the name of its device file.
+    Return it resolved, as plain values, and the name of its device file.
 
     Raises:
         UnknownExperimentError: There is no such experiment; the message lists all experiments.
@@ -119,8 +115,9 @@ def explain(error: Exception) -> str:
     cause = error.__cause__ or error
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
         known = {str(key) for key in getattr(cause.parent_node, "keys", list)()}
-        if "." not in str(cause.full_key):
-            known |= _groups()
+        if "." not in str(cause.full_key):  # the composed configuration may lack our groups
+            configs = recipe_folder() / "configs"
+            known |= {path.name for path in configs.iterdir() if path.is_dir()}
         if not known:
             parent = str(cause.full_key).rpartition(".")[0]
             return f"{cause.full_key}: {parent} holds no keys; set it as a whole: {parent}=..."
@@ -144,8 +141,3 @@ def _explain_override(error: Any) -> str:
         )
     said = " ".join(str(error.__cause__ or error).split())
     return f"{key} = {value!r}: is not written as Hydra reads values ({said})"
-
-
-def _groups() -> set[str]:
-    """Return our Hydra groups; the composed configuration may lack some of these keys."""
-    return {path.name for path in (recipe_folder() / "configs").iterdir() if path.is_dir()}

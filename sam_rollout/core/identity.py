@@ -4,13 +4,11 @@ The request ids of vLLM and the uids of verl are new in every run. They do not s
 correspond. An identity travels with each request in ``SamplingParams.extra_args["sam"]``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 EXTRA_ARGS_KEY = "sam"
 TRAIN_SPLIT = "train"
@@ -46,7 +44,7 @@ class RequestIdentity:
         return {EXTRA_ARGS_KEY: dataclasses.asdict(self)}
 
     @classmethod
-    def from_extra_args(cls, extra_args: Mapping[str, Any] | None) -> RequestIdentity | None:
+    def from_extra_args(cls, extra_args: Mapping[str, Any] | None) -> Self | None:
         """Return the identity of a request; None if it has none, as in plain use of vLLM."""
         fields = (extra_args or {}).get(EXTRA_ARGS_KEY)
         return None if fields is None else cls(**fields)

@@ -4,8 +4,6 @@ JSON has no infinity. `dumps` therefore writes the text "inf", which `loads` and
 number. `measured` replaces measured values that are not finite by null.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Set

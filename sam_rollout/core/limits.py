@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+import numpy as np
+
 # Longer drafts would hardly be more useful, and each token makes a verify step larger.
 MAX_DRAFT_TOKENS = 32
 MOST_STEP_TOKENS = 4096  # Most draft tokens of one step's trees; fewer already fill a device.
@@ -16,3 +18,14 @@ class Limits(NamedTuple):
     vocab_size: int = UNKNOWN_VOCABULARY  # Tokens in the vocabulary; draft ids are below it.
     max_batched_tokens: int = 1 << 62  # Most tokens of a step.
     k: int = MAX_DRAFT_TOKENS  # Most draft tokens of a request (sam.max_draft_tokens).
+
+
+def unknown_tokens(tokens: np.ndarray, vocab_size: int) -> str:
+    """Say which token ids a vocabulary of `vocab_size` tokens lacks; empty if it lacks none.
+
+    Tokens from a disk or another engine have to be checked: an engine would look unknown ids up
+    beyond the ends of its tables.
+    """
+    if not len(tokens) or (tokens.min() >= 0 and tokens.max() < vocab_size):
+        return ""
+    return f"token ids from {tokens.min()} to {tokens.max()}; the model has {vocab_size}"

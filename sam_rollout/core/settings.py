@@ -17,10 +17,7 @@ MOST_LISTED = 24  # an error lists at most this many names
 class ConfigError(ValueError):
     """A setting has a value that is not allowed.
 
-    Attributes:
-        field: full path of the field, such as `sam.gate.threshold`.
-        value: the field's value.
-        allowed: the allowed values, in words.
+    `field` is its full path, such as `sam.gate.threshold`; `allowed` says in words what is allowed.
     """
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
@@ -59,11 +56,8 @@ def unknown(what: str, name: str, known: Sequence[str]) -> str:
 def setting(default: Any, *, meaning: str = "", allowed: str = "", **limits: Any) -> Any:
     """Return a dataclass field with its limits: minimum and maximum (numbers) or choices (strings).
 
-    Args:
-        default: the default value.
-        meaning: the field's text on the reference page; empty if its row there is handwritten.
-        allowed: the allowed values on the reference page, if the limits do not show them.
-        limits: the limits that are checked.
+    `meaning` is the field's text on the reference page, empty if its row there is handwritten.
+    `allowed` says there what is allowed, if the limits do not show it.
     """
     metadata = {"meaning": meaning, "allowed": allowed, **limits}
     return dataclasses.field(default=default, metadata=metadata)
@@ -87,9 +81,7 @@ class Section:
     def from_mapping(cls, mapping: Mapping[str, Any], path: str | None = None) -> Self:
         """Build the section from a plain mapping; absent keys take their defaults.
 
-        Args:
-            mapping: a dict, such as OmegaConf.to_container returns for a config group.
-            path: the section's name in errors, by default the name of its Hydra group.
+        `path` is the section's name in errors, by default the name of its Hydra group.
 
         Raises:
             ConfigError: an unknown key, a wrong type (a bool is no int) or a value out of range.
@@ -104,10 +96,11 @@ class Section:
                 why = GONE.get(f"{path}.{key}") or unknown("key", str(key), list(kinds))
                 raise ConfigError(f"{path}.{key}", value, why)
             kind = kinds[key]
-            if kind is dict and value is None:
-                # Configurations hold null for an unset mapping, because Hydra replaces null by an
-                # override, but merges an override into {}.
-                value = {}
+            if value is None and kind in (dict, str):
+                # Null stands for an empty text or mapping. Configurations hold null for an unset
+                # mapping, because Hydra replaces null by an override, but merges an override into
+                # {}.
+                value = kind()
             if isinstance(kind, type) and issubclass(kind, Section):
                 value = kind.from_mapping(value, f"{path}.{key}")
             values[key] = value

@@ -12,7 +12,7 @@ scipy.stats takes a second to import, so it is imported inside functions.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -78,12 +78,12 @@ def gain(time_s: Sides, tokens: Sides | None = None) -> Gain | None:
     if not all((base_s, sam_s, base_tokens, sam_tokens)):
         return None
     value = (base_s / base_tokens) / (sam_s / sam_tokens)
-    draws = np.concatenate(
-        [
-            _ratio(_sums(time_s, weights), _sums(tokens, weights) if tokens else None)
-            for weights in _weights(time_s)
-        ]
-    )
+    base, sam = _drawn_sums(time_s)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        draws = base / sam
+        if tokens:
+            base, sam = _drawn_sums(tokens)
+            draws = draws * sam / base
     draws = draws[np.isfinite(draws) & (draws > 0)]
     of_runs = _log_ratios(time_s, tokens)
     width = _t_width(*of_runs, time_s.paired) if of_runs else None
@@ -100,13 +100,10 @@ def difference(values: Sides) -> Estimate:
     if not count:
         return Estimate(math.nan, None, None)
     base, sam = values.means()
-    draws = []
-    for weights in _weights(values):
-        base_sums, sam_sums = _sums(values, weights)
-        draws.append((sam_sums - base_sums) / count)
+    drawn_base, drawn_sam = _drawn_sums(values)
     value, width = (sam - base) / count, _t_width(*values.totals(), values.paired)
     ends = value + np.array([-width, width]) / count if width is not None else np.empty(0)
-    return _estimate(value, np.concatenate(draws), values.shape, ends)
+    return _estimate(value, (drawn_sam - drawn_base) / count, values.shape, ends)
 
 
 def _log_ratios(time_s: Sides, tokens: Sides | None) -> tuple[np.ndarray, np.ndarray] | None:
@@ -123,19 +120,15 @@ def _t_width(base: np.ndarray, sam: np.ndarray, paired: bool) -> float | None:
     """Return half the width of the t-interval of a difference of means; None for a single run."""
     if min(len(base), len(sam)) < 2:
         return None
-    return t_width(*map(_error, [base - sam] if paired else [base, sam]))
-
-
-def _error(values: np.ndarray) -> tuple[float, float]:
-    return values.var(ddof=1) / len(values), len(values) - 1
+    parts = [base - sam] if paired else [base, sam]
+    return t_width(*((part.var(ddof=1) / len(part), len(part) - 1) for part in parts))
 
 
 def t_width(*parts: tuple[float, float]) -> float:
     """Return half the width of the t-interval of a sum of independent estimates.
 
-    Args:
-        parts: Squared standard error and degrees of freedom of each estimate. For one estimate the
-            interval is Student's, for several it is Welch's.
+    `parts` has the squared standard error and the degrees of freedom of each estimate. For one
+    estimate the interval is Student's, for several it is Welch's.
     """
     variance = sum(part for part, _ in parts)
     if not variance:
@@ -146,17 +139,19 @@ def t_width(*parts: tuple[float, float]) -> float:
     return float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * math.sqrt(variance))
 
 
-# How often each is drawn: [draws, runs of BASE], [draws, runs of SAM], [draws, steps].
-_Weights = tuple[np.ndarray, np.ndarray, np.ndarray]
+def _drawn_sums(values: Sides) -> np.ndarray:
+    """Return both sides' sums over drawn steps, averaged over drawn runs, [2, RESAMPLES].
 
-
-def _weights(values: Sides) -> Iterator[_Weights]:
-    """Yield how often runs and steps are drawn, by `_AT_ONCE` draws; every call yields the same."""
+    Every call draws the same.
+    """
     base_runs, sam_runs, steps = values.shape
+    parts = []
     for block in range(RESAMPLES // _AT_ONCE):
-        of_base = _drawn(base_runs, SEED, block)
+        of_base, of_steps = _drawn(base_runs, SEED, block), _drawn(steps, SEED + 2, block)
         of_sam = of_base if values.paired else _drawn(sam_runs, SEED + 1, block)
-        yield of_base, of_sam, _drawn(steps, SEED + 2, block)
+        sides = ((values.base, of_base), (values.sam, of_sam))
+        parts.append([((runs @ side) * of_steps).sum(axis=1) / len(side) for side, runs in sides])
+    return np.concatenate(parts, axis=1)
 
 
 @lru_cache(maxsize=32)  # every row of a comparison uses the same draws
@@ -165,22 +160,6 @@ def _drawn(count: int, seed: int, block: int) -> np.ndarray:
     drawn = generator.multinomial(count, [1 / count] * count, size=_AT_ONCE).astype(np.int16)
     drawn.setflags(write=False)
     return drawn
-
-
-def _sums(values: Sides, weights: _Weights) -> tuple[np.ndarray, np.ndarray]:
-    """Return both sides' sums over drawn steps, averaged over drawn runs, [draws] each."""
-    of_base, of_sam, of_steps = weights
-    sides = ((values.base, of_base), (values.sam, of_sam))
-    base, sam = (((runs @ side) * of_steps).sum(axis=1) / len(side) for side, runs in sides)
-    return base, sam
-
-
-def _ratio(
-    time_s: tuple[np.ndarray, np.ndarray], tokens: tuple[np.ndarray, np.ndarray] | None
-) -> np.ndarray:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = time_s[0] / time_s[1]
-        return ratio if tokens is None else ratio * tokens[1] / tokens[0]
 
 
 def _estimate(

@@ -31,10 +31,8 @@ class SamDrafter:
     In every engine step its caller calls `bind` (if the batch has changed), `observe`, `draft` and
     `settle`, in this order.
 
-    Args:
-        config: the validated configuration, which must enable speculation.
-        shapes: the draft shapes that the caller may ask for (`chain`, `tree`). If empty, the only
-            shape is `sam.draft_shape`, or a chain if this setting is `auto`.
+    `shapes` are the draft shapes that the caller may ask for (`chain`, `tree`). If it is empty, the
+    only shape is `sam.draft_shape`, or a chain if this setting is `auto`.
 
     Raises:
         ValueError: the config does not enable speculation, or texts may be too long.
@@ -135,7 +133,7 @@ class SamDrafter:
         least_chance: float = 0.0,
         shape: int = 0,
     ) -> DraftBatch:
-        """Read each eligible row's new tokens and, if the gate is open, draft for the row.
+        """Read each eligible row's new tokens and, if the gate is open, draft. Return `batch`.
 
         Args:
             token_ids: int32[R >= B, L], row i begins with the text of request i; read in place.
@@ -143,12 +141,8 @@ class SamDrafter:
             eligible: bool[B], False for rows to leave alone (prompts that are still computed).
             max_tokens: most tokens to draft for a request, as one number or int[B]. Drafts also end
                 at `sam.max_draft_tokens` and at the engine's largest text length.
-            gate_open: whether to draft.
             least_chance: drafts end before tokens that are less likely to be accepted.
             shape: index of the drafts' shape in `shapes`.
-
-        Returns:
-            `batch`, filled anew.
         """
         rows = len(self._bound)
         self._steps += 1
@@ -156,8 +150,17 @@ class SamDrafter:
         if gate_open:
             for source, places in zip(self.sources, self._places, strict=True):
                 source.locate(token_ids, num_tokens, eligible, places[:rows])
+            budget = self._budget[:rows]
+            np.subtract(self._limits.max_model_len, num_tokens, out=budget)
+            np.minimum(budget, max_tokens, out=budget)
+            np.minimum(budget, self._limits.k, out=budget)
+            self.batch.pending = True  # set first, so that failed drafts are cleared, too
+            self.batch.make_chains()
             self._policy = self._policies[shape]
-            self._draft(num_tokens, max_tokens, least_chance)
+            self._drafted_tokens += self._policy.draft(
+                self._places, budget, self.batch, least_chance
+            )
+            self.batch.length[:rows] = num_tokens
         else:
             for source in self.sources:
                 source.catch_up(token_ids, num_tokens, eligible)
@@ -170,20 +173,6 @@ class SamDrafter:
         self.responses.settle()
         for source in self.sources:
             source.settle()
-
-    def _draft(
-        self, num_tokens: Int32Array, max_tokens: Int32Array | int, least_chance: float
-    ) -> None:
-        """Work out each row's budget, and let the draft policy draft."""
-        rows, batch = len(num_tokens), self.batch
-        budget = self._budget[:rows]
-        np.subtract(self._limits.max_model_len, num_tokens, out=budget)
-        np.minimum(budget, max_tokens, out=budget)
-        np.minimum(budget, self._limits.k, out=budget)
-        batch.pending = True  # set first, so that drafts are cleared even if drafting fails
-        batch.make_chains()
-        self._drafted_tokens += self._policy.draft(self._places, budget, batch, least_chance)
-        batch.length[:rows] = num_tokens
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """Free the state of requests that ended or were aborted; unknown ids are skipped."""

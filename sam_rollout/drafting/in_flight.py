@@ -26,33 +26,25 @@ class DraftBatch:
     Row i holds `counts[i]` draft tokens, then `held_back[i]` tokens that were held back. If the
     step needs padding, the first `filling[i]` entries after the draft are verified, too.
 
-    Attributes:
-        tokens: int32[max_rows, k].
-        parents: int32[max_rows, k], for each token, its predecessor's index in the same row, or -1
-            if it follows the text's last token. Parents come before their children.
-        has_trees: whether rows may hold trees; if not, all are chains.
-        counts, held_back, filling: int32[max_rows].
-        source: int32[max_rows], number of the source whose votes for the first token weighed most,
-            NO_SOURCE without votes.
-        length: int32[max_rows], length of the text when the draft was made.
-        columns: int32[5, max_rows], the five arrays above in the order COUNTS, HELD_BACK, ...
-        rows: number of requests in the batch.
-        pending: whether there are draft or padding tokens to verify.
+    `source[i]` is the number of the source whose votes for the first token weighed most, NO_SOURCE
+    without votes. `length[i]` is the text's length when the draft was made.
     """
 
     def __init__(self, limits: Limits) -> None:
         warm_up(_verify)
         max_rows = limits.max_rows
         self.tokens = np.zeros((max_rows, limits.k), np.int32)
+        # For each token, its predecessor's index in the same row, or -1 if it follows the text's
+        # last token. Parents come before their children.
         self.parents = np.empty((max_rows, limits.k), np.int32)
-        self.has_trees = True
+        self.has_trees = True  # whether rows may hold trees; if not, all are chains
         self.make_chains()
         # The five are rows of one array, because each argument of compiled code costs time.
         self.columns = np.zeros((5, max_rows), np.int32)
         self.counts, self.held_back, self.filling, self.source, self.length = self.columns
         self.source.fill(NO_SOURCE)
-        self.rows = 0
-        self.pending = False
+        self.rows = 0  # requests in the batch
+        self.pending = False  # whether there are draft or padding tokens to verify
         self._verified = np.zeros((6, max_rows), np.int32)
 
     def make_chains(self) -> None:

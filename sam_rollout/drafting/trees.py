@@ -71,9 +71,7 @@ _ROW, _PARENT, _LOOKUP, _TOKEN = 0, 1, 2, 3
 class TreePolicy(DraftPolicy):
     """Drafts trees by vote, and learns from trees that were verified.
 
-    Args:
-        config, sources, limits, votes: as for `DraftPolicy`. `limits.k` bounds the tokens of a
-            request, and `config.step_budget` bounds those of a step.
+    `limits.k` bounds the tokens of a request's tree, `config.step_budget` the tokens of a step.
     """
 
     def __init__(
@@ -312,7 +310,11 @@ def _grow(
             total += 1
             nearest = max(nearest, _NEAR * chance)
             if node < budget[i] and total < step_budget:
-                _copy_lanes(lanes_of, tasks_of, number * sources, lookups * sources, sources)
+                for n in range(sources):
+                    source, target = number * sources + n, lookups * sources + n
+                    lanes_of[target] = lanes_of[source]
+                    for level in range(LEVELS):
+                        tasks_of[LEVELS * target + level] = tasks_of[LEVELS * source + level]
                 voting.follow_token(i, i - lookups, token, places, lanes, tasks)
                 nodes[i, 0, node] = lookups
                 row_of[lookups - first], node_of[lookups - first] = i, node
@@ -320,14 +322,6 @@ def _grow(
         if lookups == first and (size == 0 or total >= step_budget):
             break
     return drafted, unknown
-
-
-@_inlined
-def _copy_lanes(lanes_of, tasks_of, source, target, count):
-    for n in range(count):
-        lanes_of[target + n] = lanes_of[source + n]
-        for level in range(LEVELS):
-            tasks_of[LEVELS * (target + n) + level] = tasks_of[LEVELS * (source + n) + level]
 
 
 @_inlined

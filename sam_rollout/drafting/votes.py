@@ -12,7 +12,6 @@ from sam_rollout.automaton.continuations import (
     LANE_HEADER,
     LANE_LENGTH,
     LANE_STATE,
-    LANE_TEXT,
     LENGTH_CLASSES,
     READY_CLASSES,
     SHARES,
@@ -29,9 +28,6 @@ from sam_rollout.automaton.interface import (
     NOWHERE,
     PLACE_HEADER,
     PLACE_KIND,
-    PLACE_LENGTH,
-    PLACE_STATE,
-    PLACE_TEXT,
     READY,
 )
 from sam_rollout.automaton.kernels import _inlined
@@ -57,14 +53,7 @@ CHANCE_MEMORY = 1 << 14
 
 
 class Votes:
-    """The counts and weights of votes, which the draft policies of an engine share.
-
-    Attributes:
-        shares: float64[2, classes], the number of votes of each class, and the number of right
-            ones.
-        weights: float64[classes], the weight of each class's votes.
-        accepted: int32[max_rows], tokens accepted of each request's last draft.
-    """
+    """The counts and weights of votes, which the draft policies of an engine share."""
 
     def __init__(self, sources: int, max_rows: int) -> None:
         each = np.repeat(_FIRST_SHARES, CLASSES // LENGTH_CLASSES)
@@ -72,9 +61,10 @@ class Votes:
         each = np.tile(each, sources)
         sums = SUM_WIDTH * (np.arange(TOGETHER) // 2 + 0.5)
         first = np.minimum(np.concatenate([each, -np.expm1(-sums)]), _LARGEST_SHARE)
+        # float64[2, classes], the number of votes of each class, and the number of right ones.
         self.shares = np.array([np.ones_like(first), first]) * _FIRST_WEIGHT
-        self.weights = -np.log1p(-first)
-        self.accepted = np.zeros(max_rows, np.int32)
+        self.weights = -np.log1p(-first)  # float64[classes], the weight of each class's votes
+        self.accepted = np.zeros(max_rows, np.int32)  # tokens accepted of each row's last draft
 
     def rearrange(self, rows: np.ndarray) -> None:
         """Move the rows of a changed batch: `rows`, int[B], has their old numbers, -1 if new."""
@@ -141,10 +131,8 @@ def put_lanes(i, slot, places, lanes):
     for s in range(places.shape[0]):
         if places[s, i, PLACE_KIND] != NOWHERE:
             lane = lane_at(lanes, slot + s)
-            lane[LANE_HEADER] = places[s, i, PLACE_HEADER]
-            lane[LANE_STATE] = places[s, i, PLACE_STATE]
-            lane[LANE_LENGTH] = places[s, i, PLACE_LENGTH]
-            lane[LANE_TEXT] = places[s, i, PLACE_TEXT]
+            for column in range(LANE_FIRST):  # a lane begins like a place after its kind
+                lane[column] = places[s, i, PLACE_HEADER + column]
             lane[LANE_FIRST] = s * CLASSES
 
 

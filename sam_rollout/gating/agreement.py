@@ -5,8 +5,6 @@ for all (docs/gating.md). The reports of a step are exchanged at the start of th
 engine waits for a report. If nothing was exchanged, the fallback gate of each engine decides.
 """
 
-from __future__ import annotations
-
 import logging
 from typing import NamedTuple, Protocol
 
@@ -49,21 +47,14 @@ class Exchange(Protocol):
         """Return the number of exchanges so far, and the last reports, int32 [engines, fields]."""
 
 
-class AgreedGate:
+class AgreedGate(Gate):
     """A gate whose decisions count only if its engine is the busiest one.
 
-    Args:
-        gate: makes the proposals. It observes each step one step late, with the busiest engine's
-            load.
-        fallback: the gate that decides if nothing was exchanged.
-        exchange: carries the reports between the engines of the group.
-        k: most draft tokens of a request.
+    `gate` makes the proposals. It observes each step one step late, with the busiest engine's load.
+    `fallback` decides if nothing was exchanged. All engines draft the same shape, number 0.
     """
 
-    is_trial = False
-    shape = 0  # engines that share experts have one shape of drafts
-
-    def __init__(self, gate: Gate, fallback: Gate, exchange: Exchange, k: int) -> None:
+    def __init__(self, gate: Gate, fallback: Gate, exchange: Exchange) -> None:
         self._gate = gate
         self._fallback = fallback
         self._exchange = exchange
@@ -75,10 +66,8 @@ class AgreedGate:
         # The last step, which waits for the other engines' reports about it, and its decision.
         self._waiting: tuple[EngineStep, tuple[int, bool]] | None = None
         self._decision = 0, False  # of the step under way: its budget, and whether it is a trial
-        self.least_chance = 0.0
-        self._steps_with = [0] * (k + 1)
-        self._trials = self._open_trials = self._lone_steps = 0
-        self._prices = 0.0
+        self._agreed_steps = self._lone_steps = self._open_steps = 0
+        self._trials = self._open_trials = 0
         self._warned = False
 
     def observe(self, step: EngineStep) -> None:
@@ -112,6 +101,7 @@ class AgreedGate:
         price = round(self._gate.least_chance * _UNITS)
         self._exchange.publish(Report(*self._load, proposal, price, self._gate.is_trial))
         self.least_chance = 0.0
+        self._agreed_steps += self._fresh
         if not self._fresh:
             self._decision = self._decide_alone(rows, whole), False
         elif leader is None:  # no engine had requests a step ago
@@ -121,8 +111,7 @@ class AgreedGate:
             self.least_chance = leader.price / _UNITS
         budget, trial = self._decision
         is_open = hands_over(budget, self.least_chance)
-        self._steps_with[budget * is_open] += 1
-        self._prices += self.least_chance * is_open
+        self._open_steps += is_open
         self._trials += trial
         self._open_trials += trial and is_open
         return budget
@@ -141,13 +130,9 @@ class AgreedGate:
         """Return the gate's counts, with the group's decisions in place of its own proposals."""
         report = self._gate.drain()
         if "gate/trials" in report:
-            opened = sum(self._steps_with[1:])
-            report |= {"gate/open_steps": opened, "gate/prices": self._prices}
             report |= {"gate/trials": self._trials, "gate/open_trials": self._open_trials}
-        decided = {f"gate/steps_with_k_{k}": steps for k, steps in enumerate(self._steps_with)}
-        agreed = sum(self._steps_with) - self._lone_steps
-        together = {"gate/agreed_steps": agreed, "gate/lone_steps": self._lone_steps}
-        self._steps_with = [0] * len(self._steps_with)
-        self._trials = self._open_trials = self._lone_steps = 0
-        self._prices = 0.0
-        return report | decided | together
+            report["gate/open_steps"] = self._open_steps
+        report |= {"gate/agreed_steps": self._agreed_steps, "gate/lone_steps": self._lone_steps}
+        self._agreed_steps = self._lone_steps = self._open_steps = 0
+        self._trials = self._open_trials = 0
+        return report

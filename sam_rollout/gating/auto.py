@@ -20,7 +20,7 @@ import numpy as np
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.verified import CHANCES, Offered
 from sam_rollout.gating.draft_supply import LEVELS, Calibration, Levels, Supply
-from sam_rollout.gating.gate import LOOK, hands_over
+from sam_rollout.gating.gate import LOOK, Gate, hands_over
 from sam_rollout.gating.shape_trials import LOOK_ROWS, ShapeTrials
 from sam_rollout.gating.step import DecidedStep, EngineStep, LoadMeter
 from sam_rollout.gating.step_times import StepTimes
@@ -44,23 +44,19 @@ _SHAPE_LEADS = 1.01, 1.05
 _LOOK_EVERY = 4
 _FAMILIAR = 16  # measured steps after which a cell's steps are familiar
 _COUNTED = (
-    "open_steps", "prices", "right_tokens", "expected_tokens", "trials", "open_trials",
-    "measured_steps", "left_out_steps", "skipped_steps", "decoding_s", "measured_s", "predicted_s",
-    "measured_tokens", "trial_loss_s",
+    "open_steps", "right_tokens", "expected_tokens", "trials", "open_trials", "measured_steps",
+    "decoding_s", "measured_s", "predicted_s", "measured_tokens", "trial_loss_s",
 )  # fmt: skip
 _ENDS = (0, LEVELS - 1)
 _CLASSES = len(CHANCES)
 
 
-class AutoGate:
+class AutoGate(Gate):
     """Chooses levels by measured rates; see the module.
 
-    Args:
-        exploration: share of step time that trials may lose.
-        shapes: how many shapes of drafts it chooses from. Level 1 + s * len(CHANCES) + n drafts
-            shape s with a least chance of CHANCES[n].
-
-    The attributes are those of `Gate`.
+    `exploration` is the share of step time that trials may lose. The gate chooses from `shapes`
+    shapes of drafts: level 1 + s * len(CHANCES) + n drafts shape s with a least chance of
+    CHANCES[n].
     """
 
     def __init__(self, limits: Limits, exploration: float, shapes: int = 1) -> None:
@@ -73,11 +69,9 @@ class AutoGate:
         self._supplies = self._octaves[self._octave] = list(map(Supply, self._calibrations))
         self._levels = 1 + shapes * _CLASSES
         self._all = tuple(range(self._levels))
-        # Expected at the last decision, for each level: a step's draft tokens, its seconds, and its
-        # seconds per token of a request.
+        # Expected at the last decision, for each level: a step's draft tokens, and its seconds.
         self._draft_tokens = [0.0] * self._levels
         self._expected = [0.0] * self._levels
-        self._fair = [0.0] * self._levels
         self._best_shape = 0  # shape of the last chosen level that drafts
         self._shape_trials = [ShapeTrials() for _ in self._octaves]
         # Share of requests that may have drafts of each shape: now, and at the last decision.
@@ -97,9 +91,6 @@ class AutoGate:
         self._decided_for = 0  # number of requests at the last decision
         self._budget = 0
         self._postponed = 0  # level of a trial that the next step has no room for, else 0
-        self.least_chance = 0.0
-        self.shape = 0
-        self.is_trial = False
         self._fair_s_per_token = 0.0  # of the level chosen
         self._lost_s = 0.0  # time that trials have lost
         self._counts = self._no_counts()  # since the last drain
@@ -113,12 +104,10 @@ class AutoGate:
         if step.wasted:  # its time only shows the cost of a trial
             self._unseen += 1
             self._lose(seconds - self._expected[self._best])
-            self._counts["left_out_steps"] += 1
             return
         if self._to_skip and step.same_batch and step.group is None and not self.is_trial:
             self._to_skip -= 1
             self._unseen += 1
-            self._counts["skipped_steps"] += 1
             return
         made = step.group or DecidedStep(
             self._meter.load(step), self._budget, self.is_trial, self.shape
@@ -131,7 +120,6 @@ class AutoGate:
         if made.load.steady and before + gained == context:
             self._measure(made, before, seconds, stands_for=1 + unseen)
             return
-        self._counts["left_out_steps"] += 1
         self._passed_s += min(seconds, self._expected[self._best])
         if made.trial and made.load.rows:  # not measured, so its loss is estimated
             expected = self._expect(made, context)
@@ -158,11 +146,8 @@ class AutoGate:
     def _measure(self, made: DecidedStep, context: int, seconds: float, stands_for: int) -> None:
         """Learn the time of a step that only decoded.
 
-        Args:
-            made: the step's load, and the decision that was made for it.
-            context: tokens of all requests together, before the step.
-            seconds: the step's time.
-            stands_for: 1, plus the number of skipped steps before this step.
+        `context` is the number of all requests' tokens before the step. The step stands for itself
+        and for the skipped steps before it.
         """
         rows, draft_tokens = made.load.rows, made.load.draft_tokens
         if made.trial:
@@ -172,7 +157,6 @@ class AutoGate:
         expected = self._expect(made, context)
         column = self._times.load_of(rows, draft_tokens, drafting=made.budget > 0, shape=made.shape)
         if not self._times.observe(rows, column, draft_tokens, context, seconds, expected):
-            self._counts["left_out_steps"] += 1
             return
         self._seen[self._times.bin_of[rows]][column] = self._steps
         if self._times.weight(rows, column) >= _FAMILIAR:
@@ -211,8 +195,7 @@ class AutoGate:
         self.is_trial = level != self._best and not postponed
         self._budget = 0 if postponed else wish
         is_open = is_open and room
-        self._counts[f"steps_with_k_{self._k * is_open}"] += 1
-        self._counts["prices"] += self.least_chance * is_open
+        self._counts["open_steps"] += is_open
         self._counts["open_trials"] += is_open and self.is_trial
         if self._levels > LEVELS:
             self._counts["tree_steps"] += is_open and self.shape > 0
@@ -233,7 +216,7 @@ class AutoGate:
         self._whole = whole
         offered = [supply.by_level() for supply in self._supplies]
         tokens, expected, fair = self._work_out(rows, self._context, offered)
-        self._draft_tokens, self._expected, self._fair = tokens, expected, fair
+        self._draft_tokens, self._expected = tokens, expected
         choices = _ENDS if whole else self._all
         s_per_token = fair.copy()
         if self._levels > LEVELS:
@@ -266,9 +249,8 @@ class AutoGate:
     ) -> tuple[list[float], list[float], list[float]]:
         """Return for each level a step's expected draft tokens, seconds, and seconds per token.
 
-        Args:
-            context: tokens of all requests together.
-            by_shape: the offers to a request, for each shape from `first` on.
+        `context` is the number of all requests' tokens. `by_shape` has the offers to a request, for
+        each shape from `first` on.
         """
         tokens, weights = [self._filling * rows], []
         sizes, shapes, accepted = list(tokens), [0], [0.0]
@@ -400,15 +382,13 @@ class AutoGate:
         _, _, right, expected = self._told.sum(axis=1).tolist()
         self._told.fill(0)
         counts.update(right_tokens=right, expected_tokens=expected)
-        counts["open_steps"] = counts[f"steps_with_k_{self._k}"]
         counts["decoding_s"] = self._passed_s - passed_s
         counts["trial_loss_s"] = self._lost_s - lost_s
         return {f"gate/{name}": value for name, value in counts.items()}
 
     def _no_counts(self) -> dict[str, float]:
-        budgets = [f"steps_with_k_{k}" for k in range(self._k + 1)]
         trees = ["tree_steps"] if self._levels > LEVELS else []
-        return dict.fromkeys([*budgets, *_COUNTED, *trees], 0)
+        return dict.fromkeys([*_COUNTED, *trees], 0)
 
 
 def _shape_of(level: int) -> int:

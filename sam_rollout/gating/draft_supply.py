@@ -5,8 +5,7 @@ the text has shown to be right or wrong (judged). They are counted in classes, b
 acceptance. The fewer tokens a class has, the more the drafter's own estimate counts.
 
 Each octave of the number of running requests (from one power of two to the next) has its own
-figures, because requests of the long tail are not typical of all. The shares of right tokens are
-learned from all octaves together.
+figures, because requests of the long tail are not typical of all.
 """
 
 from __future__ import annotations

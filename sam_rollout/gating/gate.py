@@ -2,7 +2,6 @@
 
 import bisect
 from collections.abc import Mapping
-from typing import Protocol
 
 from sam_rollout.gating.step import EngineStep
 
@@ -14,18 +13,12 @@ def hands_over(budget: int, least_chance: float) -> bool:
     return budget > 0 and least_chance < LOOK
 
 
-class Gate(Protocol):
-    """Sets the budget of draft tokens of every engine step.
+class Gate:
+    """Base class of the gates: they set the budget of draft tokens of every engine step."""
 
-    Attributes:
-        is_trial: whether the last budget was chosen only to learn from its step.
-        least_chance: under the last budget, drafts end before tokens less likely to be accepted.
-        shape: index of the shape to draft in `SamDrafter.shapes`.
-    """
-
-    is_trial: bool
-    least_chance: float
-    shape: int
+    is_trial = False  # whether the last budget was chosen only to learn from its step
+    least_chance = 0.0  # drafts end before tokens that are less likely to be accepted
+    shape = 0  # index of the shape to draft in `SamDrafter.shapes`
 
     def observe(self, step: EngineStep) -> None:
         """Take in the previous step; called once per step, before `budget`."""
@@ -39,31 +32,24 @@ class Gate(Protocol):
             room: whether the next step can verify drafts. If not, the result says how much would be
                 drafted.
         """
+        raise NotImplementedError
 
     def drain(self) -> dict[str, float]:
         """Return the gate's counts since the last call, by metric (`gate/...`)."""
+        return {}
 
 
-class ScheduleGate:
+class ScheduleGate(Gate):
     """A budget that depends only on the number of running requests.
 
-    Args:
-        schedule: largest number of requests -> draft tokens. Above the largest of these numbers,
-            nothing is drafted.
-        k: most draft tokens of a request.
+    `schedule` maps a largest number of requests to draft tokens. Above the largest of these
+    numbers, nothing is drafted.
     """
-
-    is_trial = False
-    least_chance = 0.0
-    shape = 0
 
     def __init__(self, schedule: Mapping[int, int], k: int) -> None:
         self._bounds = sorted(schedule)
         self._budgets = [schedule[bound] for bound in self._bounds] + [0]
         self._k = k
-
-    def observe(self, step: EngineStep) -> None:
-        """Do nothing, because a schedule learns nothing."""
 
     def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
         """Return the budget of the smallest bound >= `rows`; with `whole`, return 0 or k."""
@@ -71,7 +57,3 @@ class ScheduleGate:
             return 0
         budget = self._budgets[bisect.bisect_left(self._bounds, rows)]
         return self._k if whole and budget else budget
-
-    def drain(self) -> dict[str, float]:
-        """Return nothing, because a schedule keeps no counts."""
-        return {}

@@ -68,15 +68,13 @@ def make_gate(
 ) -> GuardedGate:
     """Make the gate that a validated configuration names.
 
-    Args:
-        exchange: carries reports between engines that wait for each other; None for a single
-            engine.
-        shapes: number of shapes of drafts that `auto` may choose from.
+    `exchange` carries reports between engines that wait for each other; it is None for a single
+    engine. The gate `auto` may choose from `shapes` shapes of drafts.
     """
     fixed = ScheduleGate(config.budgets(limits.k), limits.k)
     gate: Gate = fixed
     if config.kind == "auto":
         gate = AutoGate(limits, config.exploration, shapes)
     if exchange is not None and config.kind != "closed":
-        gate = AgreedGate(gate, fixed, exchange, limits.k)
+        gate = AgreedGate(gate, fixed, exchange)
     return GuardedGate(gate)

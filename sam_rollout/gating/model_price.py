@@ -1,12 +1,7 @@
-"""Decides whether a drafting model is worth its forward passes.
+"""Decides whether a drafting model is worth its forward passes (docs/gating.md).
 
-The tokens per second of steps with drafts are measured with the model and with texts alone, for
-each octave of the number of running requests. The faster way to draft is used, and the other one is
-tried now and then (docs/gating.md). If the gate stays closed while the way with the model is in
-use, drafts from texts alone are tried.
+If the gate stays closed while drafts of the model are in use, drafts from texts alone are tried.
 """
-
-from __future__ import annotations
 
 import math
 

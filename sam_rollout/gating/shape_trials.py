@@ -5,8 +5,6 @@ requests, or when twice as many requests took part. Each wait before a series is
 the previous wait, until a series changes the shape in use.
 """
 
-from __future__ import annotations
-
 from sam_rollout.gating.draft_supply import Supply
 
 LOOK_ROWS = 64  # offers count as known once they come from this number of requests
@@ -15,16 +13,13 @@ _AGAIN, _AT_LEAST_EVERY = 32, 512  # steps from one series to the next: at first
 
 
 class ShapeTrials:
-    """The trials of one octave of the number of running requests.
-
-    Attributes:
-        fresh: new offers, which replace the shape's known offers once they come from `LOOK_ROWS`
-            requests. None if there are none. The first series adds to the known offers instead.
-    """
+    """The trials of one octave of the number of running requests."""
 
     def __init__(self) -> None:
         self._begun_at, self._again = 0, _AGAIN
         self._rows = 0.0  # requests in this series' trials that may have drafts of the shape
+        # New offers, which replace the shape's known offers once they come from `LOOK_ROWS`
+        # requests. The first series adds to the known offers instead.
         self.fresh: Supply | None = None
 
     def is_over(self, known: Supply) -> bool:

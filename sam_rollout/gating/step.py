@@ -1,7 +1,5 @@
 """The data that a gate gets about an engine step."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,19 +1,14 @@
-"""How long an engine step takes, learned from the steps of the engine itself.
+"""How long an engine step takes, learned from the steps of the engine itself (docs/gating.md).
 
-The expected time of a step is `speed * base * correction` (docs/gating.md):
+The expected time of a step is `speed * base * correction`:
 
-* `base` (the line) is linear in requests, scored tokens and context. It is fitted by least squares
-  with forgetting. Residuals are relative to the step's time, because otherwise large batches would
-  outweigh small ones.
+* `base` (the line) is fitted by least squares with forgetting. Residuals are relative to the step's
+  time, because otherwise large batches would outweigh small ones.
 * `correction` is the ratio of measured times to `base` in a cell. A cell has the steps with about
   the same number of requests and of draft tokens per request. An empty cell takes its correction
   from the cells with the same number of requests, or 1.
 * `speed` follows causes that slow all steps down, such as another program on the machine. It is
-  also pulled back to 1, because otherwise it and `base` could drift in
-  opposite directions.
-
-A step whose time is far from the expected time is left out. After `_PATIENCE` such steps in a row,
-everything learned is forgotten.
+  also pulled back to 1, because otherwise it and `base` could drift in opposite directions.
 """
 
 import math
@@ -98,18 +93,12 @@ class StepTimes:
         return self._cells[self.bin_of[rows]][load][0]
 
     def expect(
-        self,
-        rows: int,
-        context: float,
-        draft_tokens: Sequence[float],
-        shapes: Sequence[int] | None = None,
+        self, rows: int, context: float, draft_tokens: Sequence[float], shapes: Sequence[int]
     ) -> list[float]:
         """Return the expected times in seconds of steps that differ only in their drafts.
 
-        Args:
-            context: tokens of all requests together.
-            draft_tokens: draft tokens of each step; in the first one the gate is closed.
-            shapes: shape of each step's drafts; None if there is only one shape.
+        `context` is the number of all requests' tokens. `draft_tokens` and `shapes` describe each
+        step's drafts; in the first step the gate is closed.
         """
         a, b, c, d = self._line
         bin_ = self.bin_of[rows]
@@ -122,7 +111,7 @@ class StepTimes:
         corrections: dict[int, float] = {}
         times: list[float] = []
         for tokens in draft_tokens:
-            shape = shapes[len(times)] if shapes else 0
+            shape = shapes[len(times)]
             load = self.load_of(rows, tokens, shape=shape) if times else 0
             if load not in corrections:
                 borrowed = of_shapes[shape] if of_shapes and load else of_bin

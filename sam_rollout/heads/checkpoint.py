@@ -4,8 +4,6 @@ Two formats can be read: the format of the speculators library and the format of
 (`LlamaForCausalLMEagle3`). This package writes heads in the first one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -20,26 +18,16 @@ from sam_rollout.core.settings import ConfigError
 CONFIG, TRAINING = "config.json", "training.json"
 LLAMA, QWEN3 = "Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM"
 _ARCHITECTURES = {"llama": LLAMA, "qwen3": QWEN3}
-#: Keys of a policy's configuration. A head fits only policies with the same values.
+#: Keys of a policy's configuration that a head records. It fits only policies with these values.
 BASE_KEYS = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings",
 )  # fmt: skip
-_POLICYS_OWN = ("embed_tokens.weight", "lm_head.weight")
 
 
 @dataclass(frozen=True)
 class HeadShape:
-    """The sizes of a head with one llama or Qwen3 decoder layer; names follow `config.json`.
-
-    Attributes:
-        aux_hidden_size: Length of the policy's hidden states.
-        draft_vocabulary: Number of tokens that the head can draft, at most `vocabulary`.
-        target_layers: Hidden states are taken after these layers of the policy, as vLLM counts
-            them; empty means vLLM's default.
-        norm_before_residual: Whether the layer's output is added to the normalised hidden state,
-            and not to the hidden state itself.
-    """
+    """The sizes of a head with one llama or Qwen3 decoder layer; names follow `config.json`."""
 
     architecture: str
     hidden_size: int
@@ -48,11 +36,14 @@ class HeadShape:
     kv_heads: int
     head_dim: int
     vocabulary: int
-    draft_vocabulary: int
+    draft_vocabulary: int  # Number of tokens that the head can draft, at most `vocabulary`.
+    # Layers of the policy after which hidden states are taken, as vLLM counts them; empty means
+    # vLLM's default.
     target_layers: tuple[int, ...]
-    aux_hidden_size: int
+    aux_hidden_size: int  # Length of the policy's hidden states.
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
+    # Whether the layer's output is added to the normalised hidden state, not to the state itself.
     norm_before_residual: bool = False
 
     @property
@@ -93,9 +84,7 @@ class Head:
     path: str
     shape: HeadShape
     parameters: int  # Number of parameters in its files, with its own embeddings if it has any.
-    # Names of the policy's matrices in its files. These copies become outdated when the policy is
-    # trained.
-    own_policy_weights: tuple[str, ...]
+    has_output: bool  # Whether its files hold an output matrix.
     # The values of BASE_KEYS for the policy that the head was trained for; may be empty.
     base_model: Mapping[str, Any]
 
@@ -136,15 +125,19 @@ def read_head(folder: str | Path, field: str = "head") -> Head:
             tensors |= tensor_shapes(file)
         except ValueError as error:
             raise ConfigError(field, str(folder), str(error)) from None
-    _check_shapes(shape, tensors, f"{field}: {folder}")
+    named = {vllm_name(name): dims for name, dims in tensors.items()}
+    for name, expected in shape.weights.items():
+        if name == "t2d" and name not in named:  # vLLM does not read t2d
+            continue
+        if (found := named.get(name)) != expected:
+            raise ConfigError(f"{field}: {folder}: {name}", found, f"must have shape {expected}")
     training = folder / TRAINING
     base = read_json(training, field, str(folder)).get("base_model") if training.exists() else None
-    own = (name for name in _POLICYS_OWN if name in tensors)
     return Head(
         path=str(folder),
         shape=shape,
         parameters=sum(map(prod, tensors.values())),
-        own_policy_weights=tuple(own),
+        has_output="lm_head.weight" in tensors,
         base_model=base if isinstance(base, dict) else {},
     )
 
@@ -153,11 +146,6 @@ def is_fresh(folder: Path) -> bool:
     """Return whether the folder has a head that this package made and never trained."""
     record = folder / TRAINING
     return record.exists() and read_object(record).get("updates") == 0
-
-
-def base_of(model_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of the policy's `config.json` that a head records."""
-    return {key: model_config[key] for key in BASE_KEYS if key in model_config}
 
 
 def check_belongs(head: Head, model_config: Mapping[str, Any], field: str = "head") -> None:
@@ -174,15 +162,13 @@ def check_belongs(head: Head, model_config: Mapping[str, Any], field: str = "hea
     for key, value in made_for.items():
         found = model_config.get(key, value)
         if found != value:
-            raise ConfigError(
-                field, head.path, f"made for a model with {key} = {value}, not {found}"
-            )
+            allowed = f"made for a model with {key} = {value}, not {found}"
+            raise ConfigError(field, head.path, allowed)
     layers = model_config.get("num_hidden_layers")
     if layers is not None and max(head.shape.target_layers, default=0) > layers:
-        raise ConfigError(
-            field, head.path, f"takes hidden states of layers {list(head.shape.target_layers)}, "
-            f"the model has {layers}",
-        )  # fmt: skip
+        chosen = list(head.shape.target_layers)
+        allowed = f"takes hidden states of layers {chosen}, the model has {layers}"
+        raise ConfigError(field, head.path, allowed)
 
 
 def shape_for(
@@ -299,12 +285,3 @@ def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
 def vllm_name(name: str) -> str:
     """Return vLLM's name of a weight in either format."""
     return name.replace("midlayer.", "layers.0.")
-
-
-def _check_shapes(shape: HeadShape, tensors: Mapping[str, tuple[int, ...]], field: str) -> None:
-    found = {vllm_name(name): dims for name, dims in tensors.items()}
-    for name, expected in shape.weights.items():
-        if name == "t2d" and name not in found:  # vLLM does not read t2d
-            continue
-        if found.get(name) != expected:
-            raise ConfigError(f"{field}: {name}", found.get(name), f"must have shape {expected}")

@@ -6,8 +6,6 @@ t + 1, and proposes token t + 2. For later draft tokens it reads its own output,
 has not computed their hidden states yet.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -55,12 +53,9 @@ class Attention(nn.Module):
         the first step's rows up to t, and to row t alone in each later step.
 
         Args:
-            x: [batch, length, 2 * hidden].
+            x: [batch, length, 2 * hidden]; the result is [batch, length, hidden].
             positions: [length], positions of the rows in this step.
             cache: Keys and values of the earlier steps.
-
-        Returns:
-            [batch, length, hidden].
         """
         length = x.shape[1]
         q = rotate(self.q_norm(self._split(self.q_proj(x))), positions, self.theta)
@@ -148,7 +143,6 @@ class Eagle3Head(nn.Module):
         Args:
             embedded: Embeddings of the text's tokens, [batch, length, hidden].
             states: The policy's hidden states, [batch, length, layers * aux_hidden].
-            steps: Number of draft tokens.
 
         Returns:
             One normalised output per step, [batch, length, hidden], the input of the output matrix.

@@ -1,14 +1,13 @@
 """Computes from a policy's texts how many of a head's draft tokens the policy would accept."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from sam_rollout.heads.hidden_states import Sample
 from sam_rollout.heads.peers import ALONE, Peers
@@ -17,22 +16,18 @@ from sam_rollout.heads.training import Learner
 
 @dataclass(frozen=True)
 class Acceptance:
-    """The acceptance of greedily chosen drafts, if the policy samples at temperature 1.
+    """The acceptance of greedily chosen drafts, if the policy samples at temperature 1."""
 
-    Attributes:
-        per_position: For each draft position, the policy's mean probability of the draft token,
-            given the text before it, over all positions of the responses.
-        length: Tokens per verify step, bonus token included, if an engine with these drafts had
-            sampled the texts.
-        positions: Number of positions in responses.
-    """
-
+    # For each draft position, the policy's mean probability of the draft token, given the text
+    # before it, over all positions of the responses.
     per_position: tuple[float, ...]
+    # Tokens per verify step, bonus token included, if an engine with these drafts had sampled the
+    # texts.
     length: float
-    positions: int
+    positions: int  # Number of positions in responses.
 
     @classmethod
-    def of(cls, counts: Tensor) -> Acceptance:
+    def of(cls, counts: Tensor) -> Self:
         """Compute the acceptance from the (summed) counts of `count_accepted`."""
         *both, tokens, verify_steps = counts.tolist()
         total, positions = both[: len(both) // 2], both[len(both) // 2 :]
@@ -66,9 +61,8 @@ def acceptance(learner: Learner, samples: Sequence[Sample], peers: Peers = ALONE
 def count_accepted(learner: Learner, samples: Sequence[Sample]) -> Tensor:
     """Draft at every position of every text; return counts, to be summed over processes.
 
-    Returns:
-        [2 * steps + 2]: the sum of probabilities for each draft position, the number of positions
-        for each draft position, then tokens and verify steps of the replay.
+    The counts, [2 * steps + 2], are the sum of probabilities for each draft position, the number of
+    positions for each draft position, and tokens and verify steps of the replay.
     """
     probability = np.zeros(learner.steps)
     counted = np.zeros(learner.steps, np.int64)
@@ -81,13 +75,8 @@ def count_accepted(learner: Learner, samples: Sequence[Sample]) -> Tensor:
             probability[step.number] += float(right.sum())
             counted[step.number] += len(drafts)
             matches.append((drafts == step.tokens).long())
-        found = tokens_per_step(_accepted(matches).tolist())
+        # The tokens that are accepted of each position's draft; later steps have fewer positions.
+        accepted = pad_sequence(matches).cumprod(1).sum(1)
+        found = tokens_per_step(accepted.tolist())
         tokens, verify_steps = tokens + found[0], verify_steps + found[1]
     return learner.output.new_tensor([*probability, *counted, tokens, verify_steps])
-
-
-def _accepted(matches: Sequence[Tensor]) -> Tensor:
-    """Return how many tokens of each position's draft are accepted, int64 [positions]."""
-    first = matches[0]
-    padded = [torch.cat([m, m.new_zeros(len(first) - len(m))]) for m in matches]
-    return torch.stack(padded).cumprod(0).sum(0)

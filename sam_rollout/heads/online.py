@@ -5,8 +5,6 @@ that the policy's training computes anyway. Its acceptance is measured on window
 learned from yet. The training changes neither the policy nor shared random generators.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import logging
@@ -63,26 +61,21 @@ class OnlineHead:
 
     Between two calls of `learn`, everything is in host memory, because other work needs the device.
 
-    Args:
-        trainable: The head to begin with; all processes use the first process's weights.
-        steps: Number of successive draft tokens to train, the engine's `num_speculative_tokens`.
-        settings: The settings `sam.sources.model.train`.
-        peers: The processes that train the head together.
-        known: Whether the head was trained before. If so, the acceptance of its first weights is
-            measured, too, for comparison. If not, its learning rate is higher at first.
-
-    Attributes:
-        failed: Whether the training has failed and ended; the head then has its last good weights.
-        updates: Number of weight updates, including those before a resume.
-        problem: An error of this process outside of `learn`; the next `learn` then fails in all
-            processes.
+    All processes begin with the first process's weights. `steps` is the number of successive draft
+    tokens to train, the engine's `num_speculative_tokens`. If the head is `known`, it was trained
+    before, and the acceptance of its first weights is measured, too, for comparison. If not, its
+    learning rate is higher at first.
     """
 
     def __init__(
         self, trainable: TrainableHead, steps: int, settings: HeadTrainingConfig,
         peers: Peers = ALONE, known: bool = True,
     ) -> None:  # fmt: skip
-        self.trainable, self.settings, self.failed, self.updates = trainable, settings, False, 0
+        self.trainable, self.settings = trainable, settings
+        self.failed = False  # Whether the training failed; the head has its last good weights.
+        self.updates = 0  # Number of weight updates, including those before a resume.
+        # An error of this process outside of `learn`; the next `learn` fails in all processes.
+        self.problem: Exception | None = None
         self.buffer = SampleBuffer(max(settings.window, settings.buffer_tokens // peers.size))
         self._steps, self._peers = steps, peers
         self._optimizer = HeadOptimizer(trainable.head, settings.lr, peers)
@@ -91,8 +84,6 @@ class OnlineHead:
         self._begun = False
         self._credit_s = self._spent_s = self._update_s = 0.0
         self._least_s = 0.0  # Time that one test and one update need.
-        self._failures = 0
-        self.problem: Exception | None = None
 
     def charge(self, seconds: float) -> None:
         """Count seconds that the training took outside of `learn`."""
@@ -103,16 +94,12 @@ class OnlineHead:
     ) -> dict[str, float]:
         """Measure acceptance on the new windows, and make updates as long as time is left.
 
-        Args:
-            find_policy: Returns the policy's current matrices on the device, the same in all
-                processes, or raises in all. It is called only if there is time.
-            device: Device to train on.
-            seconds: This step's share of time. Unused and overdrawn time is carried to the next
-                step.
+        `find_policy` returns the policy's current matrices on the device, the same in all
+        processes, or raises in all; it is called only if there is time. `seconds` is this step's
+        share of time. Unused and overdrawn time is carried to the next step.
 
-        Returns:
-            Metrics by their names without `sam/head_training/`. Without new windows, the acceptance
-            is left out.
+        Return metrics by their names without `sam/head_training/`. Without new windows, the
+        acceptance is left out.
         """
         if self.failed:
             return self._costs({})
@@ -132,7 +119,8 @@ class OnlineHead:
                 self._least_s = time.perf_counter() - started_s + self._update_s
                 found |= self._update(learner, started_s)
         except Exception:
-            self.failed, self._failures = True, 1
+            self.failed = True
+            found["failures"] = 1.0
             if good is not None:
                 self.trainable.head.load_state_dict(good)
             self.buffer = SampleBuffer(0)
@@ -148,8 +136,7 @@ class OnlineHead:
 
     def _costs(self, found: Mapping[str, float]) -> dict[str, float]:
         spent, self._spent_s = self._spent_s, 0.0
-        failures, self._failures = self._failures, 0
-        return {**found, "time_s": spent, "failures": float(failures)}
+        return {"failures": 0.0, **found, "time_s": spent}
 
     def _begin(self, find_policy: Callable[[Peers], Policy], device: torch.device) -> Learner:
         self._peers.attempt(lambda: self._move(device), device)

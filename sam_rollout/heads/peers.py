@@ -1,7 +1,5 @@
 """The processes that train one head together, each on its own texts."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Trains a head with soft cross entropy against its policy, over several draft steps."""
 
-from __future__ import annotations
-
 import functools
 import math
 import random
@@ -48,15 +46,11 @@ class Step:
 
 
 class Learner:
-    """A head with the matrices of its policy.
+    """A head with the matrices of its policy, which learns `steps` draft steps.
 
-    Args:
-        head: The head.
-        policy: The policy's matrices.
-        steps: Number of draft steps.
-        vocabulary: Tokens that the head can draft, ascending, [draft vocabulary]; all by default.
-        output: The head's own output matrix, [draft vocabulary, hidden]; by default these tokens'
-            rows of the policy's matrix.
+    `vocabulary` has the tokens that the head can draft, ascending, [draft vocabulary]; by default
+    it can draft all. `output` is the head's own output matrix, [draft vocabulary, hidden]; by
+    default the head shares these tokens' rows of the policy's matrix.
     """
 
     def __init__(
@@ -178,10 +172,7 @@ class HeadOptimizer:
         ]
 
     def learn(self, find_loss: Callable[[], Tensor], factor: float) -> float:
-        """Make one update with `factor` times the learning rate.
-
-        Returns:
-            The mean loss over all processes.
+        """Make one update with `factor` times the learning rate; return the mean of all losses.
 
         Raises:
             NoNumberError: The loss or a gradient is not finite, or one of several processes failed

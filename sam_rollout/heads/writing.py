@@ -1,7 +1,5 @@
 """Makes, loads and writes heads to train, in the format of the speculators library."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +12,11 @@ from torch import Tensor
 from sam_rollout.core.json_values import dumps
 from sam_rollout.core.settings import ConfigError
 from sam_rollout.heads.checkpoint import (
+    BASE_KEYS,
     CONFIG,
     QWEN3,
     TRAINING,
     HeadShape,
-    base_of,
     check_belongs,
     default_layers,
     read_head,
@@ -124,7 +122,8 @@ def write_head(
         folder / _WEIGHTS, lambda path: save_file(kept, path, metadata={"format": "pt"})
     )
     _write(folder / CONFIG, _speculators_config(trained.shape, model_config, model, draft_tokens))
-    _write(folder / TRAINING, {"base_model": base_of(model_config), **training})
+    base = {key: model_config[key] for key in BASE_KEYS if key in model_config}
+    _write(folder / TRAINING, {"base_model": base, **training})
 
 
 def fresh_head(

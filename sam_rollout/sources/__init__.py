@@ -1,7 +1,5 @@
 """The registry of draft sources: it finds every module of this folder that defines `SOURCE`."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from typing import Any

@@ -6,13 +6,13 @@ A module with an entry is imported wherever a configuration is read. It should i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sam_rollout.automaton.interface import Int32Array, Int64Array
+from sam_rollout.automaton.interface import BoolArray, Int32Array, Int64Array
 from sam_rollout.core.identity import GroupKey, RequestIdentity
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.metric import Metric
@@ -74,19 +74,15 @@ class Source:
     In every engine step the drafter calls `bind` if the batch has changed. Then it calls `locate`
     if the gate is open, or `catch_up` if it is closed. It calls `settle` last. A row stands for the
     same request until the next `bind`. No content of a row may raise an exception.
-
-    Attributes:
-        name: the key under `sam.sources`.
-        needs_identity: whether it needs requests' identities.
     """
 
-    name: str
-    needs_identity: bool = False
+    name: str  # the key under `sam.sources`
+    needs_identity: bool = False  # whether it needs requests' identities
 
     def bind(self, request_ids: Sequence[str], identities: Identities) -> None:
         """Learn which request is in which row; called only when the batch has changed."""
 
-    def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
+    def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: BoolArray) -> None:
         """Read each row's new tokens, without drafting; a source may do this in `locate` instead.
 
         Args:
@@ -96,19 +92,16 @@ class Source:
         """
 
     def locate(
-        self,
-        token_ids: Int32Array,
-        num_tokens: Int32Array,
-        eligible: np.ndarray,
-        out_places: Int64Array,
+        self, token_ids: Int32Array, num_tokens: Int32Array, eligible: BoolArray, places: Int64Array
     ) -> None:
         """Read each row's new tokens, then write the position in the source's texts to draft from.
 
         Args:
             token_ids, num_tokens, eligible: see `catch_up`.
-            out_places: int64[B, PLACE_WIDTH] (`automaton.interface`), valid until the source is
-                called again. The column PLACE_KIND is NOWHERE if the source finds nothing or the
-                row is not eligible; the row's other columns then have no meaning.
+            places: where to write, int64[B, PLACE_WIDTH] (`automaton.interface`). A place stays
+                valid until the source is called again. Its column PLACE_KIND is NOWHERE if the
+                source finds nothing or the row is not eligible; then its other columns have no
+                meaning.
         """
         raise NotImplementedError
 
@@ -126,7 +119,7 @@ class Source:
     def settle(self) -> None:
         """Bring memory back below its limit, after the engine step's drafts were made."""
 
-    def finish(self, request_ids: Iterable[str]) -> None:
+    def finish(self, request_ids: Collection[str]) -> None:
         """Free the state of requests that ended; unknown ids are skipped."""
 
     def end_step(self) -> None:
@@ -158,24 +151,17 @@ class Source:
 
 @dataclass(frozen=True)
 class SourceEntry:
-    """A source's entry in the registry.
+    """A source's entry in the registry."""
 
-    Attributes:
-        name: the key under `sam.sources`.
-        section: the class of its settings, with a field `enabled`.
-        make: makes the source in the engine's worker from its checked section, the engine's limits
-            and the record of responses. It returns None if there would be nothing to draft from.
-        order: number by which the sources are sorted.
-        metrics: declarations of the figures that `counters` and `levels` report, without the prefix
-            `sam/draft/`. `NAME_bytes`, `NAME_evictions` and `NAME_failures`, with the source's
-            name, need no declaration.
-        check: raises ConfigError before a model is loaded, for faults that the section's fields do
-            not show (such as a missing file).
-    """
-
-    name: str
-    section: type[Section]
+    name: str  # the key under `sam.sources`
+    section: type[Section]  # the class of its settings, with a field `enabled`
+    # Makes the source in the engine's worker from its checked section, the engine's limits and the
+    # record of responses. It returns None if there would be nothing to draft from.
     make: Callable[[Any, Limits, Responses], Source | None]
-    order: int
+    order: int  # number by which the sources are sorted
+    # Declarations of the figures that `counters` and `levels` report, without the prefix
+    # `sam/draft/`. `<name>_bytes`, `<name>_evictions` and `<name>_failures` need no declaration.
     metrics: tuple[Metric, ...] = ()
+    # Raises ConfigError before a model is loaded, for faults that the section's fields do not show
+    # (such as a missing file). It gets the section and the size of the vocabulary.
     check: Callable[[Any, int], object] | None = None

@@ -6,24 +6,14 @@ a position is drawn with the same random number, and is often the same. Jacobi a
 decoding (Fu et al. 2024, arXiv 2402.02057) use this under greedy decoding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from sam_rollout.automaton.interface import (
-    DRAWN,
-    DRAWN_AFTER,
-    DRAWN_POSITION,
-    DRAWN_WIDTH,
-    NOWHERE,
-    Int32Array,
-    Int64Array,
-    write_places,
-)
+from sam_rollout.automaton import interface
+from sam_rollout.automaton.interface import BoolArray, Int32Array, Int64Array
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.settings import Section, setting
 from sam_rollout.sources.contract import Identities, Scored, Source, SourceEntry, Usage
@@ -55,7 +45,8 @@ class PositionDraws(Source):
         warm_up(note_draws)
         self._note = note_draws
         # A draft has at most k tokens, so positions further ahead were never scored.
-        self._table = np.full((limits.max_rows, limits.k + 1, DRAWN_WIDTH), -1, np.int32)
+        shape = limits.max_rows, limits.k + 1, interface.DRAWN_WIDTH
+        self._table = np.full(shape, -1, np.int32)
         self._headers = self._table.ctypes.data + self._table[0].nbytes * np.arange(limits.max_rows)
         self._bound: list[str] = []
         self._row_of: dict[str, int] = {}
@@ -86,21 +77,18 @@ class PositionDraws(Source):
         self._heard += len(scored.drawn)
 
     def locate(
-        self,
-        token_ids: Int32Array,
-        num_tokens: Int32Array,
-        eligible: np.ndarray,
-        out_places: Int64Array,
+        self, token_ids: Int32Array, num_tokens: Int32Array, eligible: BoolArray, places: Int64Array
     ) -> None:
         """Point every row to its table, at the position of the row's next token."""
         rows, length = len(num_tokens), self._table.shape[1]
         each = np.arange(rows)
         next_draw = self._table[each, num_tokens % length]
-        follows = (next_draw[:, DRAWN_POSITION] == num_tokens) & (
-            next_draw[:, DRAWN_AFTER] == token_ids[each, num_tokens - 1]
+        follows = (next_draw[:, interface.DRAWN_POSITION] == num_tokens) & (
+            next_draw[:, interface.DRAWN_AFTER] == token_ids[each, num_tokens - 1]
         )
-        kind, state = np.where(eligible, DRAWN, NOWHERE), 2 * num_tokens.astype(np.int64) + follows
-        write_places(out_places[:rows], kind, self._headers[:rows], state, length)
+        kind = np.where(eligible, interface.DRAWN, interface.NOWHERE)
+        state = 2 * num_tokens.astype(np.int64) + follows
+        interface.write_places(places[:rows], kind, self._headers[:rows], state, length)
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """Forget requests that ended, since another request may come with the same id."""
@@ -118,8 +106,6 @@ class PositionDraws(Source):
         return Usage(bytes=len(self._row_of) * self._table[0].nbytes)
 
 
-def _make(_config: DrawsSourceConfig, limits: Limits, _responses: object) -> PositionDraws | None:
-    return PositionDraws(limits) if limits.k else None
-
-
-SOURCE = SourceEntry("draws", DrawsSourceConfig, _make, order=45)
+SOURCE = SourceEntry(
+    "draws", DrawsSourceConfig, lambda _config, limits, _responses: PositionDraws(limits), order=45
+)

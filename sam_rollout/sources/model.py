@@ -5,8 +5,6 @@ like the texts of other sources (`drafting/policy.py`). A draft token's vote is 
 position in the draft and, if known, by the drafter's probability of it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Mapping
@@ -16,14 +14,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sam_rollout.automaton.interface import (
-    CERTAIN,
-    NOWHERE,
-    READY,
-    Int32Array,
-    Int64Array,
-    write_places,
-)
+from sam_rollout.automaton import interface
+from sam_rollout.automaton.interface import CERTAIN, BoolArray, Int32Array, Int64Array
 from sam_rollout.core.json_values import read_object
 from sam_rollout.core.limits import MAX_DRAFT_TOKENS
 from sam_rollout.core.metric import Metric
@@ -207,18 +199,14 @@ class ModelDrafts(Source):
         self._made += int(lengths.sum())
 
     def locate(
-        self,
-        token_ids: Int32Array,
-        num_tokens: Int32Array,
-        eligible: np.ndarray,
-        out_places: Int64Array,
+        self, token_ids: Int32Array, num_tokens: Int32Array, eligible: BoolArray, places: Int64Array
     ) -> None:
         """Point every row that has a draft to the beginning of this draft."""
         rows = len(num_tokens)
         lengths = self._lengths[:rows] * (self._rows == rows)
-        kind = np.where(eligible & (lengths > 0), READY, NOWHERE)
+        kind = np.where(eligible & (lengths > 0), interface.READY, interface.NOWHERE)
         headers = self._drafts.ctypes.data + self._drafts.strides[0] * np.arange(rows)
-        write_places(out_places[:rows], kind, headers, 0, lengths)
+        interface.write_places(places[:rows], kind, headers, 0, lengths)
 
     def settle(self) -> None:
         """Drop the drafts, which were made for this step alone."""

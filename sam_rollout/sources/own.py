@@ -1,7 +1,5 @@
 """The source `own`: each request drafts from its own prompt and response."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar

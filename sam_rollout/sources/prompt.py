@@ -9,7 +9,7 @@ replaces the first.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -110,14 +110,12 @@ class PromptTexts(GroupedTexts[GroupKey]):
             self._take_over(key, reading)
         super().settle()
 
-    def finish(self, request_ids: Iterable[str]) -> None:
+    def finish(self, request_ids: Collection[str]) -> None:
         """Keep the texts of ended requests, for siblings here and on other engines."""
-        ended = list(request_ids)
-        self._shared.own.finish(ended)
-        for request_id in ended:
-            if (response := self._responses.ended.get(request_id)) is not None:
-                self._keep_ended(response.identity.group_key, response.text)
-        super().finish(ended)
+        self._shared.own.finish(request_ids)
+        for response in self._responses.ended.values():
+            self._keep_ended(response.identity.group_key, response.text)
+        super().finish(request_ids)
 
     def end_step(self) -> None:
         """Free the groups without an interrupted response, once they have no live request."""
@@ -172,11 +170,11 @@ class PromptTexts(GroupedTexts[GroupKey]):
         if group.slots:  # else it is freed already
             self._give_up(group)
 
-    def _keep_ended(self, key: Hashable, text: Int32Array) -> None:
+    def _keep_ended(self, key: GroupKey, text: Int32Array) -> None:
         """Keep an ended text of this step if another automaton may have to read it."""
-        group = self._groups.get(key)  # type: ignore[call-overload]
+        group = self._groups.get(key)
         if group is not None and (key in self._reading or group.seeded_tokens):
-            self._ended.setdefault(group.key, []).append(text)
+            self._ended.setdefault(key, []).append(text)
             self._ended_bytes += text.nbytes
 
     def _forget_ended(self, key: GroupKey) -> None:

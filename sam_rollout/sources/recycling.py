@@ -5,15 +5,13 @@ keeps, for each token, the likeliest next token when the model last scored that 
 positions include those of rejected draft tokens.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from sam_rollout.automaton import interface
-from sam_rollout.automaton.interface import Int32Array, Int64Array
+from sam_rollout.automaton.interface import BoolArray, Int32Array, Int64Array
 from sam_rollout.core.limits import UNKNOWN_VOCABULARY, Limits
 from sam_rollout.core.settings import Section, setting
 from sam_rollout.sources.contract import Scored, Source, SourceEntry, Usage
@@ -53,17 +51,13 @@ class TokenRecycling(Source):
             self._note(scored.tokens, scored.likeliest, scored.widths, self._followers)
 
     def locate(
-        self,
-        token_ids: Int32Array,
-        num_tokens: Int32Array,
-        eligible: np.ndarray,
-        out_places: Int64Array,
+        self, token_ids: Int32Array, num_tokens: Int32Array, eligible: BoolArray, places: Int64Array
     ) -> None:
         """Point every row to the table's entry for the row's last token."""
         rows, table = len(num_tokens), self._followers
         last = token_ids[np.arange(rows), num_tokens - 1]
         kind = np.where(eligible, interface.FOLLOWERS, interface.NOWHERE)
-        interface.write_places(out_places[:rows], kind, table.ctypes.data, last, len(table))
+        interface.write_places(places[:rows], kind, table.ctypes.data, last, len(table))
 
     def usage(self) -> Usage:
         """Report the bytes of the table."""

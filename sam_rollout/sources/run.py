@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, ClassVar
 
@@ -20,11 +20,16 @@ from sam_rollout.core.metric import Metric
 from sam_rollout.core.settings import Section, setting
 from sam_rollout.sources.contract import Identities, Limits, SourceEntry
 from sam_rollout.sources.support.corpus import read_corpus
-from sam_rollout.sources.support.grouped import LEAST_BYTES_OF_LARGE, Group, GroupedTexts
+from sam_rollout.sources.support.grouped import Group, GroupedTexts
 from sam_rollout.sources.support.kept_texts import KeptTexts, Room
 from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN
-from sam_rollout.sources.support.responses import Responses, is_of_training, submit
-from sam_rollout.sources.support.seeds import empty_pool, read_texts
+from sam_rollout.sources.support.responses import (
+    Responses,
+    empty_pool,
+    is_of_training,
+    read_texts,
+    submit,
+)
 
 if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool
@@ -113,11 +118,11 @@ class RunTexts(GroupedTexts[str]):
         super().__init__(limits, config.max_bytes, responses)
         responses.want()
         # After a check whether to replace an automaton, the next check follows once it has grown by
-        # this number of bytes.
-        self._growth = min(config.max_bytes, LEAST_BYTES_OF_LARGE) // 32
+        # this number of bytes. A place takes at least 16 bytes.
+        self._growth = min(config.max_bytes, LARGEST_AUTOMATON // 2 * 16) // 32
         self._most_tokens_of_successor = config.most_tokens_of_successor
-        self._kept = KeptTexts(config.max_bytes)
-        self._kept.keep_corpus(corpus := check_corpus(config, limits.vocab_size))
+        corpus = check_corpus(config, limits.vocab_size)
+        self._kept = KeptTexts(config.max_bytes, corpus)
         self._has_older = bool(corpus)  # whether older texts came in that no automaton holds yet
         self._has_asked = False  # whether the previous run's texts were asked for
         self._reading: Future[list[Int32Array]] | None = None  # the previous run's texts
@@ -145,14 +150,12 @@ class RunTexts(GroupedTexts[str]):
         self._turn_over()
         super().settle()
 
-    def finish(self, request_ids: Iterable[str]) -> None:
+    def finish(self, request_ids: Collection[str]) -> None:
         """Keep the texts of ended requests of training."""
-        ended = list(request_ids)
-        for request_id in ended:
-            response = self._responses.ended.get(request_id)
-            if response is not None and response.identity.split == TRAIN_SPLIT:
+        for response in self._responses.ended.values():
+            if response.identity.split == TRAIN_SPLIT:
                 self._kept.keep(response.text)
-        super().finish(ended)
+        super().finish(request_ids)
 
     def end_step(self) -> None:
         """Replace automata that are too large; the training step's texts are kept."""

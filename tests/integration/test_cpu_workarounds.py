@@ -101,7 +101,13 @@ for outputs, inputs in ((1024, 192), (4096, 1024)):  # computed by vLLM's own ke
     whole = layer.cpu_linear(rows, layer.weight, None)
     for count in range(1, 64):
         alike &= torch.equal(layer.cpu_linear(rows[:count], layer.weight, None), whole[:count])
-print(before, scan_breaks_on(ffi.lib), alike, envs.VLLM_CPU_ATTN_SPLIT_KV)
+layer = torch.nn.Linear(1536, 576, bias=False)
+layer.weight.requires_grad_(False)
+utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+rows = torch.randn(8, 1536)
+single = torch.cat([layer.cpu_linear(row[None], layer.weight, None) for row in rows])
+single = torch.equal(single, layer.cpu_linear(rows, layer.weight, None))
+print(before, scan_breaks_on(ffi.lib), alike, envs.VLLM_CPU_ATTN_SPLIT_KV, single)
 """
 
 
@@ -109,7 +115,8 @@ print(before, scan_breaks_on(ffi.lib), alike, envs.VLLM_CPU_ATTN_SPLIT_KV)
 def told(kind: str) -> list[str]:
     """Whether a scan of all modules breaks before and with the plugin; whether rows round alike.
 
-    The last value is the variable that divides a request's keys among threads.
+    The fourth value is the variable that divides a request's keys among threads. The last says
+    whether a single row rounds as it does among others.
     """
     program = [sys.executable, "-c", _PROGRAM, kind]
     # An engine in this process may have set the variables.
@@ -117,7 +124,7 @@ def told(kind: str) -> list[str]:
     environment = {k: v for k, v in os.environ.items() if k not in ours}
     done = subprocess.run(program, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
-    return done.stdout.split()[-4:]
+    return done.stdout.split()[-5:]
 
 
 def test_a_scan_of_all_modules_breaks_upstream_and_not_with_the_plugin():
@@ -129,6 +136,12 @@ def test_a_scan_of_all_modules_breaks_upstream_and_not_with_the_plugin():
 def test_rows_round_by_their_number_with_amx_and_not_for_coupled_samplers(kind, alike):
     """If the first fails, all rows round alike: delete what `_round_tokens_alike` does with AMX."""
     assert told(kind)[2] == alike
+
+
+@pytest.mark.parametrize(("kind", "alike"), [("stock", "False"), ("coupled", "True")])
+def test_a_single_row_rounds_as_among_others_for_coupled_samplers(kind, alike):
+    """If the first fails, a single row rounds alike: delete `_without_single_rows`."""
+    assert told(kind)[4] == alike
 
 
 @pytest.mark.parametrize(("kind", "split"), [("stock", "True"), ("coupled", "False")])

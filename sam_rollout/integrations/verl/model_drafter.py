@@ -188,7 +188,7 @@ def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
             # drafts from the whole vocabulary and has no own output layer.
             own = head.shape.vocabulary * head.shape.hidden_size
             whole = head.shape.draft_vocabulary == head.shape.vocabulary
-            output = own if whole and "lm_head.weight" in head.own_policy_weights else 0
+            output = own if whole and head.has_output else 0
             return _head_size(head.shape, output, tensor), "memory by its files"
         files = {} if is_missing(sam) else model.read_files_config()
         if model.method == "draft_model" and (shape := ModelShape.of_model(files)):

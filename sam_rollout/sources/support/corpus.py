@@ -4,8 +4,6 @@ A corpus is a `.jsonl` file, each line a list of token ids, or the traces of a r
 file with the columns `prompt_ids` and `response_ids`, a folder of such files, or a run folder.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,20 +11,16 @@ from pathlib import Path
 import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array, places_of
+from sam_rollout.core.limits import unknown_tokens
 from sam_rollout.core.settings import ConfigError
-from sam_rollout.sources.support.vocabulary import is_known
 
 _TRACES = ["prompt_ids", "response_ids"]
 
 
 def read_corpus(field: str, path: str, most_tokens: int, vocab_size: int) -> list[Int32Array]:
-    """Read a corpus; return int32[n] for each text.
+    """Read the corpus at `path`, which the setting `field` names; return int32[n] for each text.
 
-    Args:
-        field: the configuration's field, for error messages.
-        path: the file or folder.
-        most_tokens: limit on the sum of the texts' lengths, each rounded up to whole blocks.
-        vocab_size: number of tokens in the model's vocabulary.
+    `most_tokens` limits the sum of the texts' lengths, each rounded up to whole blocks.
 
     Raises:
         ConfigError: the corpus cannot be read, is empty or too large, or has token ids beyond the
@@ -36,10 +30,8 @@ def read_corpus(field: str, path: str, most_tokens: int, vocab_size: int) -> lis
     tokens = 0
     try:
         for text in _texts_of(Path(path).expanduser()):
-            if not is_known(text, vocab_size):
-                raise ValueError(
-                    f"token ids from {text.min()} to {text.max()}; the model has {vocab_size}"
-                )
+            if problem := unknown_tokens(text, vocab_size):
+                raise ValueError(problem)
             texts.append(text)
             tokens += places_of(len(text))
             if tokens > most_tokens:

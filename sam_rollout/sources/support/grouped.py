@@ -1,28 +1,18 @@
 """Automata that groups of requests share: how groups begin, are replaced and are given up."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
 
-from sam_rollout.automaton.interface import (
-    LARGEST_AUTOMATON,
-    AutomatonFullError,
-    Int32Array,
-    Int64Array,
-)
+from sam_rollout.automaton.interface import AutomatonFullError, Int32Array, Int64Array
 from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.sources.contract import Identities, Limits, Usage
 from sam_rollout.sources.support.live_texts import NO_SLOT, LiveTexts, number_of
 from sam_rollout.sources.support.responses import Responses
 from sam_rollout.sources.support.text_moves import MovingTexts
-
-# An automaton with half of the largest number of places takes at least this many bytes.
-LEAST_BYTES_OF_LARGE = LARGEST_AUTOMATON // 2 * 16
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -45,7 +35,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
     A new group may replace a group (`_succeed`). A request drafts from the old automaton until the
     new one has read its text (`text_moves.py`).
 
-    A group is given up if its automaton comes near the largest possible size. Its requests then
+    A group is given up if its automaton has reached the largest possible size. Its requests then
     draft nothing from this source until they end, because reading a long text again would delay a
     step. Groups are also given up after a step that exceeds `max_bytes`: first the replaced groups,
     then the groups that have been absent from the batch longest.
@@ -90,15 +80,9 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         """Let automata read further texts; called after each reading of the rows."""
 
     def settle(self) -> None:
-        """Give up groups until the rest fits into memory, then groups with too large automata."""
+        """Give up groups until the rest fits into memory."""
         if self._nbytes > self._max_bytes:
             self._make_room()
-        if self.pool.nbytes <= LEAST_BYTES_OF_LARGE:
-            return
-        if self.pool.places_of_largest > LARGEST_AUTOMATON // 2:
-            for group in list(self._all()):
-                if self.pool.places_of_automaton(group.automaton) > LARGEST_AUTOMATON // 2:
-                    self._give_up(group)
 
     def _make_room(self) -> None:
         """Give up groups in order until the rest fits; called when memory exceeds its limit."""
@@ -107,7 +91,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
                 return
             self._give_up(group)
 
-    def finish(self, request_ids: Iterable[str]) -> None:
+    def finish(self, request_ids: Collection[str]) -> None:
         """Free the state of requests that ended; their texts stay. Unknown ids are skipped."""
         for request_id in request_ids:
             ended = self._responses.ended.get(request_id)

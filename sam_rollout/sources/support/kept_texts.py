@@ -3,8 +3,6 @@
 Responses of validation are not kept, because they would displace responses of training.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from itertools import chain, islice
@@ -30,18 +28,20 @@ class Room(NamedTuple):
 class KeptTexts:
     """The newest responses of a run, and older texts while there is room.
 
-    The older texts come from the previous run and from a corpus.
+    The older texts come from the previous run and from a corpus, whose texts are given from old to
+    new and count as older than any response.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, corpus: list[Int32Array]) -> None:
         self.most_tokens = min(int(max_bytes * _SHARE) // 4, LARGEST_AUTOMATON // 4)
         # The number of texts that fill an automaton if each takes one block.
         most_places = min(max_bytes // 2 // 16, LARGEST_AUTOMATON // 4)
         self._most_texts = most_places // places_of(1)
         self._kept: deque[Int32Array] = deque()  # responses of training, oldest first
-        self._corpus: list[Int32Array] = []  # newest first
-        self._tokens = 0  # in `_kept` and `_corpus` together
+        self._corpus = corpus[::-1]  # newest first
+        self._tokens = sum(map(len, corpus))  # in `_kept` and `_corpus` together
         self.added = 0  # number of responses of this run that `keep` has got so far
+        self._shorten()
 
     @property
     def nbytes(self) -> int:
@@ -65,12 +65,6 @@ class KeptTexts:
         self._shorten()
         return len(self._kept) > newer
 
-    def keep_corpus(self, texts: list[Int32Array]) -> None:
-        """Keep a corpus's texts, given from old to new; they count as older than any response."""
-        self._corpus = texts[::-1]
-        self._tokens += sum(map(len, texts))
-        self._shorten()
-
     def newest(
         self,
         room: Room,
@@ -79,11 +73,8 @@ class KeptTexts:
     ) -> list[Int32Array]:
         """Return the newest texts that fit into the room, ordered from old to new.
 
-        Args:
-            room: limits on all returned texts together.
-            nbytes_of: maps lengths of texts in tokens, int64[texts], to their bytes in the
-                automaton, int64[texts].
-            most_texts: only this many of the newest texts are considered.
+        `nbytes_of` maps lengths of texts in tokens, int64[texts], to their bytes in the automaton,
+        int64[texts]. Only the newest `most_texts` texts are considered.
         """
         texts = list(islice(chain(reversed(self._kept), self._corpus), most_texts))
         tokens = np.fromiter(map(len, texts), np.int64, len(texts))

@@ -1,12 +1,10 @@
 """The base class of the sources that keep the texts of live requests in automata."""
 
-from __future__ import annotations
-
 import zlib
 
 import numpy as np
 
-from sam_rollout.automaton.interface import LARGEST_AUTOMATON, Int32Array, Int64Array
+from sam_rollout.automaton.interface import LARGEST_AUTOMATON, BoolArray, Int32Array, Int64Array
 from sam_rollout.core.identity import GroupKey
 from sam_rollout.sources.contract import Limits, Source, Usage
 
@@ -34,22 +32,18 @@ class LiveTexts(Source):
         self._active = self._slots  # [B], slots of the last call's rows; NO_SLOT if not eligible
         self._rows = np.arange(max_rows, dtype=np.int32)  # [max_rows]
 
-    def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
+    def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: BoolArray) -> None:
         """Let automata read the rows' new tokens; raise the errors of `AutomatonPool.extend`."""
         batch = len(num_tokens)
         self._active = np.where(eligible, self._slots[:batch], NO_SLOT)
         self.pool.extend(self._active, self._rows[:batch], token_ids, num_tokens)
 
     def locate(
-        self,
-        token_ids: Int32Array,
-        num_tokens: Int32Array,
-        eligible: np.ndarray,
-        out_places: Int64Array,
+        self, token_ids: Int32Array, num_tokens: Int32Array, eligible: BoolArray, places: Int64Array
     ) -> None:
-        """Read the rows' new tokens; write to `out_places` where each automaton continues a row."""
+        """Read the rows' new tokens; write to `places` where each automaton continues a row."""
         self.catch_up(token_ids, num_tokens, eligible)
-        self.pool.place_rows(self._active, out_places)
+        self.pool.place_rows(self._active, places)
 
     def usage(self) -> Usage:
         """Report the pool's figures."""

@@ -3,8 +3,6 @@
 No engine waits for a piece, and no piece is sent twice. A lost piece only lowers acceptance.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +10,8 @@ import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
-from sam_rollout.sources.contract import Limits, Piece
-from sam_rollout.sources.support.vocabulary import is_known
+from sam_rollout.core.limits import Limits, unknown_tokens
+from sam_rollout.sources.contract import Piece
 
 _DTYPE = np.dtype("<i4")  # of `Piece.tokens`
 
@@ -63,10 +61,8 @@ def read_piece(raw: Any, limits: Limits) -> tuple[Piece, Int32Array]:
             f"tokens {piece.start} to {end} of a response; the engine's longest text has "
             f"{limits.max_model_len}"
         )
-    if not is_known(tokens, limits.vocab_size):
-        raise BadPieceError(
-            f"token ids from {tokens.min()} to {tokens.max()}; the model has {limits.vocab_size}"
-        )
+    if problem := unknown_tokens(tokens, limits.vocab_size):
+        raise BadPieceError(problem)
     is_kept = piece.split == TRAIN_SPLIT and 0 <= piece.step < 1 << 31
     if piece.is_whole and (piece.start or not piece.is_last or not len(tokens) or not is_kept):
         raise BadPieceError(f"no whole response of a training step: {piece[:-1]}")

@@ -22,7 +22,6 @@ from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.core.identity import TRAIN_SPLIT, GroupKey, RequestIdentity
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.settings import Section, setting
-from sam_rollout.sources.support.seeds import empty_pool, read_texts
 from sam_rollout.sources.support.text_store import TextStore
 
 if TYPE_CHECKING:
@@ -237,6 +236,23 @@ def submit(executor: Executor, task: Callable[..., Any], *arguments: object) -> 
 def _read_earlier(store: TextStore, group: str, step: int, max_tokens: int) -> AutomatonPool | None:
     texts = store.read(group, step, max_tokens)
     return read_texts(empty_pool(), texts) if texts else None
+
+
+def empty_pool() -> AutomatonPool:
+    """Make a pool without automata."""
+    from sam_rollout.automaton.pool import AutomatonPool  # compiles
+
+    return AutomatonPool()
+
+
+def read_texts(pool: AutomatonPool, texts: Iterable[Int32Array]) -> AutomatonPool:
+    """Let a new automaton of a pool read ended texts, mostly without the GIL; return the pool."""
+    automaton, first = pool.create(), np.zeros(1, np.int32)
+    for text in texts:
+        slot = pool.open(automaton)
+        pool.extend(np.array([slot], np.int32), first, text[None], np.array([len(text)], np.int32))
+        pool.close(slot)
+    return pool
 
 
 def is_of_training(identity: RequestIdentity | None) -> bool:

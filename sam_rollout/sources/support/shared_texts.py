@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array
+from sam_rollout.core.identity import GroupKey
 from sam_rollout.sources.contract import Limits, Piece
 from sam_rollout.sources.support.live_texts import NO_SLOT, number_of
 from sam_rollout.sources.support.pieces import BadPieceError, read_piece, to_bytes
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Place = tuple[Hashable, int | None]  # a group, and its automaton once it has one
+Place = tuple[GroupKey, int | None]  # a group, and its automaton once it has one
 
 # Most tokens of other engines that are read per engine step. Drafts save time only while few
 # requests run. Siblings on other engines then write fewer tokens per step than this.
@@ -97,7 +98,6 @@ class SharedTexts:
     """Both directions of the exchange. Before the first exchange no text is kept.
 
     Args:
-        pool: the pool of the automata that read other engines' texts.
         max_bytes: memory for all texts of siblings, from this engine and others.
         responses: the record of the engine's responses; it also keeps other engines' whole ones.
         place_of: maps a piece to its group and automaton, or to None if the piece is not wanted.
@@ -111,7 +111,7 @@ class SharedTexts:
         max_bytes: int,
         responses: Responses,
         place_of: Callable[[Piece], Place | None],
-        keep_ended: Callable[[Hashable, Int32Array], None],
+        keep_ended: Callable[[GroupKey, Int32Array], None],
     ) -> None:
         self._pool = pool
         self._limits = limits
@@ -136,10 +136,9 @@ class SharedTexts:
         self._starts = np.zeros(rows, np.int32)  # the first token's index in its response
         self._ended = np.zeros(rows, bool)
         self._heard = np.full(rows, _NEVER)  # number of the exchange that brought the latest piece
-        self._numbers = np.zeros(rows, np.int64)  # the group's number, see `number_of`
         self._free = list(range(rows - 1, -1, -1))
-        self._place: dict[str, tuple[Hashable, int]] = {}  # response -> its group and row
-        self._members: dict[Hashable, set[str]] = {}  # group -> its responses
+        self._place: dict[str, tuple[GroupKey, int]] = {}  # response -> its group and row
+        self._members: dict[GroupKey, set[str]] = {}  # group -> its responses
         self._touched_tokens = 0  # sum of `_touched`
         self._unread = 0  # unread tokens of all rows
         self._turn = 0
@@ -182,7 +181,10 @@ class SharedTexts:
                 self._tokens_missed += len(tokens)
             else:
                 self._take(*place, piece, tokens)
-        self._end_turn()
+        # Drop read texts without a new piece for `SILENT_TURNS` exchanges.
+        self._turn += 1
+        is_silent = (self._turn - self._heard > SILENT_TURNS) & (self._done == self._known)
+        self._forget_rows(np.flatnonzero(is_silent))
         return self.own.pieces(origin)
 
     def _start(self) -> None:
@@ -199,7 +201,7 @@ class SharedTexts:
         self._is_asked = True
 
     def _take(
-        self, group: Hashable, automaton: int | None, piece: Piece, tokens: Int32Array
+        self, group: GroupKey, automaton: int | None, piece: Piece, tokens: Int32Array
     ) -> None:
         """Keep a piece until it is read; after a lost piece, this piece begins a new text."""
         place, row = self._place.get(piece.response, (group, -1))
@@ -213,11 +215,10 @@ class SharedTexts:
             row = self._free.pop()
             self._place[piece.response] = (group, row)
             self._members.setdefault(group, set()).add(piece.response)
-            self._numbers[row] = number_of(piece.group_key)
-            self._begin(row, piece.start, automaton)
+            self._begin(row, piece.start, group, automaton)
         elif piece.start != self._starts[row] + self._known[row]:
             self._end(row)
-            self._begin(row, piece.start, automaton)
+            self._begin(row, piece.start, group, automaton)
         known = self._known[row]
         self._texts[row, known : known + len(tokens)] = tokens
         self._known[row] += len(tokens)
@@ -230,14 +231,14 @@ class SharedTexts:
         if piece.is_last and self._done[row] == self._known[row]:
             self._forget(piece.response)
 
-    def attach(self, group: Hashable, automaton: int) -> None:
+    def attach(self, group: GroupKey, automaton: int) -> None:
         """Let a group's automaton read the texts of the group from now on."""
         for response in self._members.get(group, ()):
             row = self._place[response][1]
             if self._slots[row] == NO_SLOT:
-                self._slots[row] = self._pool.open(automaton, int(self._numbers[row]))
+                self._slots[row] = self._pool.open(automaton, number_of(group))
 
-    def detach(self, group: Hashable) -> None:
+    def detach(self, group: GroupKey) -> None:
         """Detach a group's texts from its automaton; they wait to be read again from the start."""
         for response in self._members.get(group, ()):
             row = self._place[response][1]
@@ -247,7 +248,7 @@ class SharedTexts:
                 self._unread += int(self._done[row])
                 self._done[row] = 0
 
-    def forget(self, group: Hashable) -> None:
+    def forget(self, group: GroupKey) -> None:
         """Drop a group's texts, before its automaton is destroyed."""
         for response in list(self._members.get(group, ())):
             self._forget(response)
@@ -263,12 +264,6 @@ class SharedTexts:
         """Drop all texts, since the training step is over for all engines."""
         self.own.forget_ended()
         self.forget_all()
-
-    def _end_turn(self) -> None:
-        """End an exchange; drop read texts without a new piece for `SILENT_TURNS` exchanges."""
-        self._turn += 1
-        is_silent = (self._turn - self._heard > SILENT_TURNS) & (self._done == self._known)
-        self._forget_rows(np.flatnonzero(is_silent))
 
     def read(self) -> None:
         """Read at most `TOKENS_PER_STEP` waiting tokens; raise errors of `AutomatonPool.extend`."""
@@ -292,11 +287,11 @@ class SharedTexts:
         self._tokens_read += read
         self._forget_rows(rows[self._ended[rows] & (ends == self._known[rows])])
 
-    def _begin(self, row: int, start: int, automaton: int | None) -> None:
+    def _begin(self, row: int, start: int, group: GroupKey, automaton: int | None) -> None:
         self._starts[row] = start
         self._slots[row] = NO_SLOT
         if automaton is not None:
-            self._slots[row] = self._pool.open(automaton, int(self._numbers[row]))
+            self._slots[row] = self._pool.open(automaton, number_of(group))
 
     def _end(self, row: int) -> None:
         """Close a row's text, and count its unread tokens as missed."""

@@ -28,7 +28,7 @@ from typing import BinaryIO
 import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array
-from sam_rollout.sources.support.vocabulary import is_known
+from sam_rollout.core.limits import unknown_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +66,6 @@ class TextStore:
             and this many of the newest responses of earlier steps.
         vocab_size: size of the reading model's vocabulary; a response with other ids is left out.
 
-    Attributes:
-        refused: number of responses that were left out, plus number of damaged segments.
-
     Raises:
         OSError: by every method, if the folder cannot be read or written.
     """
@@ -83,7 +80,7 @@ class TextStore:
         self._segment: BinaryIO | None = None
         self._written = 0  # bytes of the own segment
         self._vocab_size = vocab_size
-        self.refused = 0
+        self.refused = 0  # number of responses that were left out, and of damaged segments
         self._named: set[str] = set()  # kinds of faults that were logged
         self._step = -1  # `before_step` of the last read
 
@@ -127,9 +124,13 @@ class TextStore:
             if place.tokens > max_tokens:
                 break
             response = self._read_record(place)
-            if response is not None and self._is_known(response):
-                max_tokens -= place.tokens
-                responses.append(response)
+            if response is None:
+                continue
+            if problem := unknown_tokens(response, self._vocab_size):
+                self._refuse("another model wrote them", "hold %s", problem)
+                continue
+            max_tokens -= place.tokens
+            responses.append(response)
         return responses[::-1]
 
     def refresh(self) -> None:
@@ -273,14 +274,6 @@ class TextStore:
         finally:
             if file is not None:
                 file.close()
-
-    def _is_known(self, tokens: Int32Array) -> bool:
-        """Whether all tokens are in the model's vocabulary; count the text as refused if not."""
-        if is_known(tokens, self._vocab_size):
-            return True
-        ids = f"token ids from {tokens.min()} to {tokens.max()}, the model has {self._vocab_size}"
-        self._refuse("another model wrote them", "hold %s", ids)
-        return False
 
     def _refuse(self, why: str, what: str, name: str) -> None:
         """Count a text or segment that cannot be read; log the first for each reason."""

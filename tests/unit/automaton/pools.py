@@ -2,16 +2,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sam_rollout.automaton import continuations
-from sam_rollout.automaton.interface import (
-    LIVE,
-    NOWHERE,
-    PLACE_KIND,
-    PLACE_LENGTH,
-    PLACE_STATE,
-    PLACE_TEXT,
-    PLACE_WIDTH,
-)
+from sam_rollout.automaton import continuations, interface
 
 _CLASSES = (
     continuations.LENGTH_CLASSES,
@@ -52,16 +43,16 @@ def read(pool, slot, text, length):
 
 def places_of(pool, *slots):
     """Return each slot's position in the automaton, int64[slots, PLACE_WIDTH]."""
-    places = np.zeros((len(slots), PLACE_WIDTH), np.int64)
+    places = np.zeros((len(slots), interface.PLACE_WIDTH), np.int64)
     pool.place_rows(int32(*slots), places)
     return places
 
 
 def votes_at(place):
-    if place[PLACE_KIND] == NOWHERE:
+    if place[interface.PLACE_KIND] == interface.NOWHERE:
         return []
     tokens, classes = np.zeros((2, continuations.LEVELS * continuations.VOTES_PER_LEVEL), np.int64)
-    if place[PLACE_KIND] == LIVE:
+    if place[interface.PLACE_KIND] == interface.LIVE:
         lanes = np.zeros((1, continuations.LANE_WIDTH), np.int64)
         tasks = np.zeros((continuations.LEVELS, continuations.TASK_WIDTH), np.int64)
         lanes[0, : continuations.LANE_TEXT + 1] = place[1:]  # the same columns
@@ -69,7 +60,7 @@ def votes_at(place):
         continuations.vote_lanes(*addresses, np.zeros(1, np.int64), 1, np.zeros(1, np.int64))
         count = continuations.take_votes(*addresses, 0, tokens, classes, 0)
     else:
-        count = continuations.vote(*map(int, place[:PLACE_TEXT]), 0, tokens, classes, 0)
+        count = continuations.vote(*map(int, place[: interface.PLACE_TEXT]), 0, tokens, classes, 0)
     columns = np.unravel_index(classes[:count], _CLASSES)
     return [Vote(*map(int, row)) for row in zip(tokens, *columns, strict=False)]
 
@@ -80,8 +71,8 @@ def votes_of(pool, slot):
 
 def followed(place, token):
     place = np.array(place)
-    columns = [PLACE_STATE, PLACE_LENGTH]
-    place[columns] = continuations.follow(*map(int, (*place[: PLACE_LENGTH + 1], token)))
+    columns = [interface.PLACE_STATE, interface.PLACE_LENGTH]
+    place[columns] = continuations.follow(*map(int, (*place[: interface.PLACE_LENGTH + 1], token)))
     return place
 
 

@@ -87,9 +87,7 @@ def full(package, monkeypatch):
 @pytest.mark.parametrize(
     ("fault", "problem"), [(damaged, "EOFError"), (nowhere, "no locator"), (full, "OSError")]
 )
-def test_a_cache_that_cannot_be_used_costs_one_warning(
-    package, monkeypatch, caplog, fault, problem
-):
+def test_an_unusable_cache_costs_one_warning(package, monkeypatch, caplog, fault, problem):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     fault(package, monkeypatch)
     try:

@@ -43,9 +43,9 @@ LONG_TEXT = [1, 2, 3] * 9000  # over half a MiB
 
 def test_max_bytes_takes_from_absent_requests_first():
     drafter = make_drafter(max_model_len=30_000, max_bytes=1 << 20)
-    step(drafter, {"absent": LONG_TEXT}, width=30_000)
+    step(drafter, {"absent": LONG_TEXT})
     for _ in range(3):
-        assert step(drafter, {"present": LONG_TEXT}, width=30_000)["present"]
+        assert step(drafter, {"present": LONG_TEXT})["present"]
     usage = drafter.usage()
     assert (usage.live_requests, usage.evictions) == (1, 1)
     assert usage.bytes <= 1 << 20
@@ -55,15 +55,15 @@ def test_max_bytes_takes_from_absent_requests_first():
 def test_max_bytes_suspends_the_smallest_present_request_until_memory_returns():
     drafter = make_drafter(max_model_len=30_000, max_bytes=1 << 20)
     texts = {"small": LONG_TEXT[:24000], "large": LONG_TEXT}
-    step(drafter, texts, width=30_000)
+    step(drafter, texts)
     for _ in range(3):
-        drafts = step(drafter, texts, width=30_000)
+        drafts = step(drafter, texts)
         assert drafts["small"] == [] and len(drafts["large"]) == 3
     usage = drafter.usage()
     assert usage.bytes <= 1 << 20
     assert usage.evictions == 1  # not once per step
     drafter.finish(["large"])
-    assert len(step(drafter, {"small": texts["small"]}, width=30_000)["small"]) == 3
+    assert len(step(drafter, {"small": texts["small"]})["small"]) == 3
     assert drafter.usage().live_requests == 1
 
 
@@ -71,7 +71,7 @@ def test_a_request_too_large_for_the_cap_never_comes_back():
     drafter = make_drafter(max_model_len=60_000, max_bytes=1 << 20)
     huge = LONG_TEXT * 2
     for other in ({}, {"b": [1, 1]}, {}, {"c": [1, 1]}):
-        step(drafter, {"huge": huge, **other}, width=60_000)
+        step(drafter, {"huge": huge, **other})
     usage = drafter.usage()
     assert usage.evictions == 1
     assert usage.catch_up_tokens == len(huge) + 2 + 2

@@ -6,8 +6,6 @@ All rows keep to one budget. SAM_FUZZ_SECONDS sets the time, SAM_FUZZ_SEED the f
 names its seed.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -261,9 +259,7 @@ class Fuzz:
             parents = batch.parents[row, : len(draft)].tolist() if batch.has_trees else None
             self._judge(request, draft, parents, drafts=gate_open and bool(eligible[row]))
 
-    def _judge(
-        self, request: Request, draft: list[int], parents: list[int] | None, drafts: bool
-    ) -> None:
+    def _judge(self, request: Request, draft: list[int], parents, drafts: bool) -> None:
         if not drafts:
             assert draft == [], f"{request.name}: drafted {draft} though it should not"
             return
@@ -284,9 +280,7 @@ class Fuzz:
         )
         self.judged += 1
 
-    def _judge_tree(
-        self, request: Request, draft: list[int], parents: list[int], count: int
-    ) -> None:
+    def _judge_tree(self, request: Request, draft: list[int], parents, count: int) -> None:
         pairs = {*itertools.pairwise(request.own.tokens)} | (self._pairs if self._others else set())
         assert len(draft) <= count, f"{request.name}: drafted {draft} of {count}"
         assert len({*zip(draft, parents, strict=True)}) == len(draft), f"{request.name}: twice"

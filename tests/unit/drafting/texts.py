@@ -1,8 +1,4 @@
-from __future__ import annotations
-
-from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from typing import Any
 
 import numpy as np
 
@@ -10,33 +6,26 @@ from sam_rollout.config import SamConfig, sources_of
 from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.core.limits import UNKNOWN_VOCABULARY, Limits
 from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.drafting.in_flight import DraftBatch
 
 WIDTH = 4096
 
 
-def int32(*values: int) -> np.ndarray:
+def int32(*values):
     return np.array(values, np.int32)
 
 
-def rows_of(texts: Iterable[Sequence[int]], width: int = WIDTH) -> tuple[np.ndarray, np.ndarray]:
-    """Return texts as rows of an array, int32[B, width], and their lengths, int32[B]."""
+def rows_of(texts, width=WIDTH):
+    """Return texts as rows of an array, int32[B, width or more], and their lengths, int32[B]."""
     texts = list(texts)
+    width = max([width, *map(len, texts)])
     token_ids = np.full((max(len(texts), 1), width), -1, np.int32)
     for row, text in enumerate(texts):
         token_ids[row, : len(text)] = text
     return token_ids, int32(*map(len, texts))
 
 
-def drive(
-    drafter: SamDrafter,
-    request_ids: Sequence[str],
-    token_ids: np.ndarray,
-    num_tokens: np.ndarray,
-    eligible: np.ndarray | None = None,
-    gate_open: bool = True,
-    shape: int = 0,
-) -> DraftBatch:
+def drive(drafter, request_ids, token_ids, num_tokens, eligible=None, gate_open=True, shape=0):
+    """Run one engine step, with the arguments of `SamDrafter.draft`; return the batch."""
     drafter.bind(request_ids)
     rows = len(request_ids)
     if eligible is None:
@@ -48,22 +37,26 @@ def drive(
     return batch
 
 
-def step(
-    drafter: SamDrafter,
-    texts: Mapping[str, Sequence[int]],
-    *,
-    gate_open: bool = True,
-    width: int = WIDTH,
-) -> dict[str, list[int]]:
-    """Run one engine step; `texts` maps request ids to their known tokens."""
-    rows = rows_of(texts.values(), width)
-    batch = drive(drafter, list(texts), *rows, gate_open=gate_open)
+def step(drafter, texts, *, gate_open=True):
+    """Run one engine step; `texts` maps request ids to their known tokens, the result to drafts."""
+    batch = drive(drafter, list(texts), *rows_of(texts.values()), gate_open=gate_open)
     return dict(zip(texts, batch.to_lists(), strict=True))
 
 
-def identity(
-    group: str = "g", sibling: int = 0, step: int = 1, split: str = "train"
-) -> RequestIdentity:
+def enter(drafter, name, who, text):
+    """Admit a request, if it has an identity; return its draft in a step without others."""
+    if who:
+        drafter.admit(name, who)
+    return step(drafter, {name: text})[name]
+
+
+def leave(drafter, names):
+    """End requests, and then the training step."""
+    drafter.finish(names)
+    drafter.end_step()
+
+
+def identity(group="g", sibling=0, step=1, split="train"):
     return RequestIdentity(group=group, sibling=sibling, step=step, split=split, key=sibling)
 
 
@@ -72,14 +65,9 @@ def counter(drafter, name):
 
 
 def drafter_of(
-    *names: str,
-    k: int = 3,
-    max_rows: int = 8,
-    longest: int = 1 << 20,
-    vocabulary: int = UNKNOWN_VOCABULARY,
-    path: object = "",
-    **sections: dict[str, Any],
-) -> SamDrafter:
+    *names, k=3, max_rows=8, longest=1 << 20, vocabulary=UNKNOWN_VOCABULARY, path="", **sections
+):
+    """Make a drafter with these sources; `sections` are sources with settings of their own."""
     sources = sources_of(*names, *sections).to_mapping()
     for name, section in sections.items():
         sources[name] |= section

@@ -1,7 +1,5 @@
 """Gates of engines that exchange reports at the start of every step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

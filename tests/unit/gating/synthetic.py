@@ -1,7 +1,5 @@
 """Simulated engines with known step times and acceptance, for comparing gates."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -59,13 +57,7 @@ class SyntheticEngines:
     ahead: int = 0
     whole: bool = False
 
-    def run(
-        self,
-        *gates: Gate,
-        rounds: int,
-        seed: int = 0,
-        exchange: Callable[[], object] = lambda: None,
-    ) -> float:
+    def run(self, *gates: Gate, rounds: int, seed: int = 0, exchange=lambda: None) -> float:
         """Run `rounds` rounds with a gate for each engine; return the seconds per token without
         pauses.
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -18,15 +16,7 @@ class Engine:
         self.price, self.rows, self.now_ns = price, rows, 0
         self.ways: list[int] = []
 
-    def run(
-        self,
-        costs,
-        steps: int,
-        *,
-        is_open: bool = True,
-        pause_every: int = 0,
-        same_batch: bool = True,
-    ) -> None:
+    def run(self, costs, steps: int, *, is_open=True, pause_every=0, same_batch=True) -> None:
         for number in range(steps):
             way = MODEL if self.price.pays else TEXTS
             self.ways.append(way)

@@ -1,6 +1,3 @@
-from __future__ import annotations
-
-from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -40,25 +37,20 @@ class Engine:
     """Decodes the same requests forever.
 
     Attributes:
+        seconds: Time of a step, by scored tokens and shape.
         rows: Number of requests; the first ones may have drafts.
         may: Share of requests that may have drafts of each shape.
         heard: Shapes whose offers the gate hears of.
         shapes: Shape of the drafts of each step, or None.
+        chosen: The same for the steps that were no trials.
     """
 
-    def __init__(
-        self,
-        seconds: Callable[[int, int], float],
-        rows: int = 8,
-        noise: float = 0.0,
-        offers: tuple[np.ndarray, np.ndarray] = OFFERS,
-        may: tuple[float, float] = (1.0, 1.0),
-    ) -> None:
+    def __init__(self, seconds, rows=8, noise=0.0, offers=OFFERS, may=(1.0, 1.0)) -> None:
         self.seconds, self.rows, self.noise, self.offers = seconds, rows, noise, offers
         self.gate = AutoGate(Limits(64, 1 << 20, k=K), EXPLORATION, shapes=2)
         self.may, self.heard = may, (CHAIN, TREE)
         self.shapes: list[int | None] = []
-        self.trials: list[bool] = []
+        self.chosen: list[int | None] = []
         self._random = np.random.default_rng(0)
         self._context = 100 * rows  # of all requests
         self._drafted, self._each, self._step = np.zeros(rows, np.int32), 0, None
@@ -75,7 +67,7 @@ class Engine:
             self._drafted[: self._drafting(shape)] = self._each
             is_open = hands_over(budget, least)
             self.shapes.append(shape if is_open else None)
-            self.trials.append(self.gate.is_trial)
+            self.chosen += self.shapes[-1:] * (not self.gate.is_trial)
 
     def _drafting(self, shape: int) -> int:
         return round(self.rows * self.may[shape])
@@ -112,11 +104,16 @@ class Engine:
         return self.shapes[-last:].count(shape) / last
 
 
-def test_where_tokens_are_free_drafts_become_trees():
+def test_where_tokens_are_free_drafts_become_trees_which_are_counted():
     engine = Engine(flat)
     engine.run(400)
     assert engine.share_of(TREE, 200) > 0.95
     assert engine.shapes.index(TREE) < 200
+    counters = engine.gate.drain()
+    assert counters["gate/tree_steps"] == engine.shapes.count(TREE)
+    assert counters["gate/open_steps"] == len(engine.shapes) - engine.shapes.count(None)
+    alone = AutoGate(Limits(64, 1 << 20, k=K), EXPLORATION)
+    assert "gate/tree_steps" not in alone.drain()
 
 
 @pytest.mark.parametrize("seconds", [linear, dear_trees])
@@ -131,18 +128,14 @@ def test_where_tokens_or_trees_are_dear_drafts_are_chains(seconds):
 def test_noise_does_not_let_the_shape_flap(seconds):
     engine = Engine(seconds, noise=0.15)
     engine.run(3000)
-    chosen = [s for s, t in zip(engine.shapes, engine.trials, strict=True) if not t][500:]
-    shapes = [shape for shape in chosen if shape is not None]
-    changes = sum(a != b for a, b in pairwise(shapes))
-    assert changes <= 2
+    shapes = [shape for shape in engine.chosen[500:] if shape is not None]
+    assert sum(a != b for a, b in pairwise(shapes)) <= 2
 
 
 def test_shapes_that_are_as_good_hardly_change():
     engine = Engine(flat, noise=0.15, offers=(OFFERS[CHAIN], OFFERS[CHAIN]))
     engine.run(4000)
-    chosen = [s for s, t in zip(engine.shapes, engine.trials, strict=True) if not t]
-    changes = sum(a != b for a, b in pairwise(chosen))
-    assert changes < 20
+    assert sum(a != b for a, b in pairwise(engine.chosen)) < 20
     counters = engine.gate.drain()
     assert counters["gate/trial_loss_s"] < EXPLORATION * engine.passed_s + 10 * 20e-3
 
@@ -154,16 +147,6 @@ def test_what_is_filled_up_is_a_chain():
     for _ in range(8):
         engine.gate.budget(engine.rows, whole=True)
     assert engine.gate.shape == CHAIN
-
-
-def test_trees_are_counted():
-    engine = Engine(flat)
-    engine.run(400)
-    counters = engine.gate.drain()
-    assert counters["gate/tree_steps"] == engine.shapes.count(TREE)
-    assert counters["gate/open_steps"] == len(engine.shapes) - engine.shapes.count(None)
-    alone = AutoGate(Limits(64, 1 << 20, k=K), EXPLORATION)
-    assert "gate/tree_steps" not in alone.drain()
 
 
 def test_trees_are_not_tried_where_no_request_may_have_one():

@@ -136,7 +136,7 @@ def no_memory(*_arguments):
     ("name", "breaking"),
     [("loss", no_number), ("loss", no_memory), ("unrolled", no_memory), ("outside", None)],
 )
-def test_a_failure_ends_the_training_and_leaves_the_last_head(
+def test_a_failure_keeps_the_last_head(
     online, policy, samples, name, breaking, monkeypatch, caplog
 ):
     head = online()

@@ -81,9 +81,7 @@ def test_the_loss_falls_and_drafts_get_better(policy, traces, samples, make_head
 
 
 @pytest.mark.parametrize("reduced", [None, 30])
-def test_a_large_vocabulary_is_gone_through_in_parts(
-    policy, traces, samples, make_head, reduced, monkeypatch
-):
+def test_large_vocabularies_go_in_parts(policy, traces, samples, make_head, reduced, monkeypatch):
     learner = Learner(make_head(reduced), policy, 3, reduced and frequent_tokens(traces, 30, 48))
 
     def gradients():
@@ -130,9 +128,7 @@ def run(*arguments):
     return CliRunner().invoke(app, ["head", "train", *map(str, arguments)])
 
 
-def test_the_command_trains_writes_and_begins_with_a_head(
-    model_folder, model_config, texts, tmp_path
-):
+def test_the_command_trains_and_begins_with_a_head(model_folder, model_config, texts, tmp_path):
     common = ["--model", model_folder, "--traces", texts, "--steps", 2]
     first, second = tmp_path / "first", tmp_path / "second"
     result = run(*common, "--output", first, "--updates", 30, "--draft-vocab", 30)

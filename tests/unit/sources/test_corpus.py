@@ -11,7 +11,7 @@ from sam_rollout.core.settings import ConfigError
 from sam_rollout.sources import check_sources
 from sam_rollout.sources.run import RunSourceConfig, check_corpus
 from sam_rollout.sources.support.corpus import read_corpus
-from tests.unit.drafting.texts import counter, drafter_of, identity, step
+from tests.unit.drafting.texts import counter, drafter_of, enter, identity, step
 from tests.unit.sources.test_run import continued, ended, make_drafter
 
 TEXT = np.random.default_rng(0).permutation(1000).tolist()
@@ -84,8 +84,7 @@ def test_the_most_tokens_follow_from_the_memory(tmp_path):
 def test_a_run_drafts_from_it_until_it_has_written_enough_itself(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", TEXT)
     drafter = make_drafter(corpus=path, max_bytes=1 << 20)
-    drafter.admit("a", identity("a"))
-    step(drafter, {"a": [7000, 7001]})
+    enter(drafter, "a", identity("a"), [7000, 7001])
     drafter.wait()
     step(drafter, {"a": [7000, 7001]})
     assert continued(drafter, "b", TEXT[500:504]) == TEXT[504:507]

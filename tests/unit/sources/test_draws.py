@@ -33,7 +33,7 @@ def draft(drafter, texts, heard=None):
     drafter.bind(list(texts))
     if heard is not None:
         drafter.hear(heard)
-    return list(step(drafter, texts, width=MAX_LENGTH).values())
+    return list(step(drafter, texts).values())
 
 
 def test_draws_behind_the_first_wrong_token_are_drafted_by_position():

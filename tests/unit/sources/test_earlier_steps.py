@@ -8,7 +8,7 @@ from sam_rollout.core.limits import UNKNOWN_VOCABULARY
 from sam_rollout.sources.contract import Piece
 from sam_rollout.sources.support import responses, text_moves
 from sam_rollout.sources.support.text_store import TextStore
-from tests.unit.drafting.texts import Later, counter, drafter_of, identity, step
+from tests.unit.drafting.texts import Later, counter, drafter_of, enter, identity, leave, step
 
 PROMPT = list(range(100, 120))
 RESPONSE = list(range(200, 260))
@@ -26,15 +26,12 @@ def responded(drafter, name, who, text=RESPONSE, prompt=PROMPT):
         drafter.admit(name, who)
     for end in (1, 3, len(text)):
         step(drafter, {name: prompt + text[:end]})
-    drafter.finish([name])
-    drafter.end_step()
+    leave(drafter, [name])
     drafter.wait()
 
 
 def continued(drafter, name, who, text):
-    if who:
-        drafter.admit(name, who)
-    step(drafter, {name: text[:1]})
+    enter(drafter, name, who, text[:1])
     drafter.wait()
     step(drafter, {name: text})
     return step(drafter, {name: text})[name]
@@ -49,13 +46,12 @@ def test_the_next_epoch_drafts_from_the_last_one(tmp_path):
     drafter = make_drafter(tmp_path)
     responded(drafter, "a", identity(step=1))
     assert continued(drafter, "b", identity(step=2), PROMPT + RESPONSE[:1]) == RESPONSE[1:4]
-    drafter.admit("c", identity(step=2, sibling=1))
-    assert step(drafter, {"c": [7, *RESPONSE[18:20]]})["c"] == RESPONSE[20:23]
+    text = [7, *RESPONSE[18:20]]
+    assert enter(drafter, "c", identity(step=2, sibling=1), text) == RESPONSE[20:23]
     assert continued(drafter, "d", identity("other", step=2), RESPONSE[:20]) == []
     assert counter(drafter, "earlier_found") == 1, "read once for both"
     assert counter(drafter, "earlier_missing") >= 1
-    drafter.finish("bcd")
-    drafter.end_step()
+    leave(drafter, "bcd")
     assert counter(drafter, "prompt_groups") == counter(drafter, "prompt_bytes") == 0
 
 
@@ -89,16 +85,14 @@ def test_an_interrupted_response_is_kept_once_and_its_siblings_meanwhile(tmp_pat
         step(drafter, {"a": PROMPT + RESPONSE[:end], "b": PROMPT + other[:end]})
     drafter.finish(["a"])
     drafter.responses.interrupted = {cut.key: cut.group_key}
-    drafter.finish(["b"])
-    drafter.end_step()
+    leave(drafter, ["b"])
     drafter.responses.interrupted = {}
     drafter.admit("c", cut)
     assert counter(drafter, "prompt_groups") == 1
     drafts = step(drafter, {"c": PROMPT + other[:10]})["c"]
     assert drafts == other[10:13], "its siblings' texts are there"
     step(drafter, {"c": PROMPT + other})
-    drafter.finish(["c"])
-    drafter.end_step()
+    leave(drafter, ["c"])
     drafter.wait()
     assert counter(drafter, "prompt_groups") == 0
     texts = sorted(text[-len(other) :] for text in kept(tmp_path))
@@ -119,8 +113,7 @@ def test_no_engine_step_waits_for_the_disk_and_live_requests_move_bit_by_bit(tmp
     drafter = make_drafter(tmp_path, executor=executor)
     live = np.random.default_rng(0).permutation(1000).tolist()
     text = [*live, *live[20:24]]
-    drafter.admit("b", identity(step=2))
-    assert step(drafter, {"b": text})["b"] == live[24:27], "as without earlier responses"
+    assert enter(drafter, "b", identity(step=2), text) == live[24:27], "as without earlier ones"
     executor.work()
     step(drafter, {"b": text})
     for _ in range(12):
@@ -136,16 +129,12 @@ def test_a_group_that_ends_before_its_responses_are_read(tmp_path):
     responded(make_drafter(tmp_path), "a", identity(step=1))
     executor = Later()
     drafter = make_drafter(tmp_path, executor=executor)
-    drafter.admit("b", identity(step=2))
-    step(drafter, {"b": RESPONSE[:9]})
-    drafter.finish(["b"])
-    drafter.end_step()
+    enter(drafter, "b", identity(step=2), RESPONSE[:9])
+    leave(drafter, ["b"])
     executor.work()
     assert executor.done == 1, "what b wrote goes to the disk; nobody asks for its past any more"
-    drafter.admit("c", identity("other", step=2))
-    assert step(drafter, {"c": RESPONSE[:9]})["c"] == []
-    drafter.finish(["c"])
-    drafter.end_step()
+    assert enter(drafter, "c", identity("other", step=2), RESPONSE[:9]) == []
+    leave(drafter, ["c"])
     assert counter(drafter, "prompt_bytes") == 0
 
 
@@ -158,8 +147,7 @@ def test_siblings_that_ended_in_this_step_outlive_earlier_responses(tmp_path, el
     executor = Later()
     drafter = make_drafter(tmp_path, executor=executor, longest=8192, max_bytes=1 << 20)
     live, ended = [7, 8], texts[3][:3900]
-    drafter.admit("live", identity(step=2))
-    step(drafter, {"live": live})
+    enter(drafter, "live", identity(step=2), live)
     if elsewhere:
         drafter.exchange("y", [])
         told = np.array(ended, "<i4").tobytes()
@@ -186,8 +174,7 @@ def test_siblings_that_ended_in_this_step_outlive_earlier_responses(tmp_path, el
     assert drafter.sources[0]._ended_bytes == 0, "no automaton reads it again"
     assert step(drafter, {"live": [*live, *ended[50:54]]})["live"] == ended[54:57]
     assert step(drafter, {"live": [*live, *texts[2][50:54]]})["live"] == []
-    drafter.finish(["live", *(f"r{number}" for number in range(6))])
-    drafter.end_step()
+    leave(drafter, ["live", *(f"r{number}" for number in range(6))])
     assert counter(drafter, "prompt_bytes") == 0 and len(drafter.sources[0].pool) == 0
 
 
@@ -233,9 +220,7 @@ def test_preempted_requests_are_kept_whole(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["append", "refresh"])
-def test_a_disk_that_fails_costs_a_warning_and_drafting_goes_on(
-    tmp_path, monkeypatch, caplog, method
-):
+def test_a_failing_disk_costs_one_warning(tmp_path, monkeypatch, caplog, method):
     def fail(self, *arguments):
         raise OSError(28, "No space left on device")
 
@@ -266,17 +251,14 @@ def test_a_response_that_ended_beside_another_folder_is_kept_here_too(tmp_path):
 
 
 @pytest.mark.parametrize("source", [{"run": {"when": "always"}}, {"prompt": {}}])
-def test_texts_of_a_model_with_a_larger_vocabulary_are_dropped_counted_and_named_once(
-    source, tmp_path, caplog
-):
+def test_texts_of_a_larger_vocabulary_are_dropped_and_named_once(source, tmp_path, caplog):
     foreign, known = list(range(5000, 5200)), list(range(100, 300))
     mixed = [*known[:150], 5000, *range(400, 440)]
     before = drafter_of(path=tmp_path, vocabulary=1 << 20, **source)
     for number, text in enumerate((foreign, known, mixed), start=1):
         responded(before, f"r{number}", identity(step=number), text, prompt=[])
     again = drafter_of(path=tmp_path, vocabulary=512, **source)
-    again.admit("a", identity(step=9))
-    step(again, {"a": [7]})
+    enter(again, "a", identity(step=9), [7])
     again.wait()
     step(again, {"a": [7, 7]})
     again.admit("b", identity(step=9))

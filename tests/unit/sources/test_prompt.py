@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.drafting.texts import counter, drafter_of, identity, step
+from tests.unit.drafting.texts import counter, drafter_of, enter, identity, leave, step
 
 
 def make_drafter(*names, k=3, max_rows=8, own=True, max_bytes=1 << 30):
@@ -39,9 +39,7 @@ def test_finished_responses_stay_until_the_step_ends():
 def test_a_request_of_another_prompt_step_or_split_shares_nothing(other):
     drafter = make_drafter("a")
     step(drafter, {"a": [9, 1, 2, 3, 4, 5]})
-    if other:
-        drafter.admit("b", other)
-    assert step(drafter, {"b": [8, 6, 2, 3]})["b"] == []
+    assert enter(drafter, "b", other, [8, 6, 2, 3]) == []
 
 
 def test_an_id_used_again_is_another_sibling():
@@ -59,18 +57,15 @@ def test_max_bytes_gives_up_the_group_absent_longest_and_leaves_it_given_up():
     rng = np.random.default_rng(0)
     texts = [rng.integers(0, 1000, 9000).tolist() for _ in range(3)]
     for number, text in enumerate(texts):
-        drafter.admit(str(number), identity(f"g{number}"))
-        step(drafter, {str(number): text}, width=9001)
+        enter(drafter, str(number), identity(f"g{number}"), text)
     assert counter(drafter, "prompt_evictions") == 1
     assert counter(drafter, "prompt_bytes") <= 1 << 20
     drafter.admit("late", identity("g0", 1))
-    step(drafter, {"0": texts[0], "late": texts[0][:10]}, width=9001)
+    step(drafter, {"0": texts[0], "late": texts[0][:10]})
     assert counter(drafter, "prompt_groups") == 2
-    drafter.finish(["0", "late"])
-    drafter.end_step()
+    leave(drafter, ["0", "late"])
     assert counter(drafter, "prompt_groups") == 2, "1 and 2 are alive"
-    drafter.admit("new", identity("g0", 1))
-    step(drafter, {"new": [1, 2]}, width=9001)
+    enter(drafter, "new", identity("g0", 1), [1, 2])
     assert counter(drafter, "prompt_groups") == 3
 
 
@@ -78,8 +73,7 @@ def test_a_prompt_whose_responses_have_ended_goes_before_one_that_pauses():
     drafter = make_drafter(own=False, max_bytes=1 << 20)
     texts = np.random.default_rng(0).permutation(27_000).reshape(3, 9000).tolist()
     for number, text in enumerate(texts):
-        drafter.admit(str(number), identity(f"g{number}"))
-        step(drafter, {str(number): text}, width=9001)
+        enter(drafter, str(number), identity(f"g{number}"), text)
         if number == 1:
             drafter.finish(["1"])
     assert counter(drafter, "prompt_evictions") == 1
@@ -92,13 +86,13 @@ def test_a_prompt_whose_responses_have_ended_goes_before_one_that_pauses():
 def test_requests_of_a_group_that_was_given_up_are_never_read_again():
     drafter = make_drafter("a", "late", own=False, max_bytes=1 << 20)
     text = np.random.default_rng(0).integers(0, 1000, 40_000).tolist()
-    step(drafter, {"a": text}, width=len(text))
-    step(drafter, {"a": text, "late": [1]}, width=len(text))
+    step(drafter, {"a": text})
+    step(drafter, {"a": text, "late": [1]})
     read = drafter.usage().catch_up_tokens
     drafter.end_step()
     admitted(drafter, "g", "next")
     texts = {"next": [1, 2, 3], "a": text, "late": [1, 2]}
-    assert step(drafter, texts, width=len(text)) == {"next": [], "a": [], "late": []}
+    assert step(drafter, texts) == {"next": [], "a": [], "late": []}
     assert drafter.usage().catch_up_tokens == read + 3
     drafter.finish(list(texts))
     assert counter(drafter, "prompt_groups") == 1, "its step is not over"
@@ -141,7 +135,7 @@ def test_any_schedule_drafts_what_followed_in_the_group(events, prompt):
                 ended.append(known.pop(name))
                 if name in present:
                     present.remove(name)
-        drafts = step(drafter, {name: known[name] for name in present}, width=200)
+        drafts = step(drafter, {name: known[name] for name in present})
         written = {pair for text in (*known.values(), *ended) for pair in pairwise(text)}
         for name, draft in drafts.items():
             last = known[name][-1:]

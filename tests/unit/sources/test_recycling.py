@@ -1,14 +1,7 @@
 import numpy as np
 import pytest
 
-from sam_rollout.automaton.interface import (
-    FOLLOWERS,
-    NOWHERE,
-    PLACE_KIND,
-    PLACE_LENGTH,
-    PLACE_STATE,
-    PLACE_WIDTH,
-)
+from sam_rollout.automaton import interface
 from sam_rollout.core.limits import UNKNOWN_VOCABULARY
 from sam_rollout.sources.contract import Limits, Scored
 from sam_rollout.sources.recycling import SOURCE, RecyclingSourceConfig, TokenRecycling
@@ -65,11 +58,12 @@ def test_a_longer_suffix_of_the_text_outvotes_it():
 def test_tokens_outside_the_vocabulary_are_passed_over(source):
     hear(source, [-1, VOCABULARY, 3, 4], [1, 1, VOCABULARY, -1])
     tokens, lengths = rows_of([[3], [VOCABULARY + 5], [4]], MAX_LENGTH)
-    places = np.zeros((MAX_ROWS, PLACE_WIDTH), np.int64)
+    places = np.zeros((MAX_ROWS, interface.PLACE_WIDTH), np.int64)
     source.locate(tokens, lengths, np.array([True, True, False]), places[:3])
-    assert places[:3, PLACE_KIND].tolist() == [FOLLOWERS, FOLLOWERS, NOWHERE]
-    assert places[:3, PLACE_STATE].tolist() == [3, VOCABULARY + 5, 4]
-    assert (places[:3, PLACE_LENGTH] == VOCABULARY).all()
+    kinds = [interface.FOLLOWERS, interface.FOLLOWERS, interface.NOWHERE]
+    assert places[:3, interface.PLACE_KIND].tolist() == kinds
+    assert places[:3, interface.PLACE_STATE].tolist() == [3, VOCABULARY + 5, 4]
+    assert (places[:3, interface.PLACE_LENGTH] == VOCABULARY).all()
     assert draft(make_drafter("recycling"), [3], [VOCABULARY + 5]) == [[], []]
 
 

@@ -7,7 +7,7 @@ from sam_rollout.core.identity import OUTSIDE_TRAINING
 from sam_rollout.sources import run
 from sam_rollout.sources.support import text_moves
 from sam_rollout.sources.support.text_store import TextStore
-from tests.unit.drafting.texts import Later, counter, drafter_of, identity, step
+from tests.unit.drafting.texts import Later, counter, drafter_of, enter, identity, leave, step
 
 MIB = 1 << 20
 
@@ -31,13 +31,9 @@ def automata(drafter):
 )
 def test_all_requests_of_a_split_share_and_longer_than_a_step(other, shares):
     drafter = make_drafter()
-    drafter.admit("a", identity("g"))
-    step(drafter, {"a": [9, 1, 2, 3, 4, 5]})
-    drafter.finish(["a"])
-    drafter.end_step()
-    if other:
-        drafter.admit("b", other)
-    assert step(drafter, {"b": [8, 6, 2, 3]})["b"] == ([4, 5] if shares else [])
+    enter(drafter, "a", identity("g"), [9, 1, 2, 3, 4, 5])
+    leave(drafter, ["a"])
+    assert enter(drafter, "b", other, [8, 6, 2, 3]) == ([4, 5] if shares else [])
 
 
 def test_it_stands_beside_the_prompts_source():
@@ -45,8 +41,8 @@ def test_it_stands_beside_the_prompts_source():
     assert [source.name for source in drafter.sources] == ["prompt", "run"]
     ended(drafter, "h", [9, 1, 2, 3, 4, 5])
     assert continued(drafter, "a", [8, 6, 2, 3], step=2) == [4, 5]
-    drafter.admit("b", identity("a", 1, step=2))
-    assert step(drafter, {"b": [8, 6]})["b"] == [2, 3, 4], "the sibling's, then the run's"
+    draft = enter(drafter, "b", identity("a", 1, step=2), [8, 6])
+    assert draft == [2, 3, 4], "the sibling's, then the run's"
     assert counter(drafter, "prompt_bytes") > 0 and counter(drafter, "run_bytes") > 0
 
 
@@ -56,24 +52,19 @@ def test_without_a_run_nobody_knows_what_fits():
 
 
 def grown(drafter, name, text, others=()):
-    drafts = {}
     for length in (1, 2, len(text)):
-        texts = {**dict(others), name: text[:length]}
-        drafts = step(drafter, texts, width=max(map(len, [text, *texts.values()])) + 8)
-    return drafts
+        step(drafter, {**dict(others), name: text[:length]})
 
 
 def ended(drafter, name, text, **who):
     drafter.admit(name, identity(name, **who))
     grown(drafter, name, text)
-    drafter.finish([name])
-    drafter.end_step()
+    leave(drafter, [name])
     drafter.wait()
 
 
 def continued(drafter, name, start, **who):
-    drafter.admit(name, identity(name, **who))
-    draft = step(drafter, {name: start})[name]
+    draft = enter(drafter, name, identity(name, **who), start)
     drafter.finish([name])
     return draft
 
@@ -165,12 +156,12 @@ def test_a_run_that_outgrows_its_memory_with_live_text_begins_anew():
         names = [f"{life}a", f"{life}b"]
         for sibling, name in enumerate(names):
             drafter.admit(name, identity("g", sibling))
-        step(drafter, {names[0]: text, names[1]: text[:5]}, width=len(text))
+        step(drafter, {names[0]: text, names[1]: text[:5]})
         assert counter(drafter, "run_evictions") == life
         assert counter(drafter, "run_bytes") < 1000
         read = drafter.usage().catch_up_tokens
         for _ in range(2):  # the live ones do without, and are not read again
-            drafts = step(drafter, {names[0]: text, f"{life}c": [1, 2, 3]}, width=len(text))
+            drafts = step(drafter, {names[0]: text, f"{life}c": [1, 2, 3]})
             assert drafts[names[0]] == []
         assert drafter.usage().catch_up_tokens == read + 3
         assert step(drafter, {names[1]: text[:6], f"{life}d": [4, 2]})[f"{life}d"] == [3]
@@ -199,8 +190,7 @@ def test_a_run_that_is_resumed_begins_with_the_texts_of_the_one_before(tmp_path)
     for number, text in enumerate(texts):
         ended(first, f"r{number}", text, step=number + 1)
     again = make_drafter(path=str(tmp_path / "texts"))
-    again.admit("a", identity("a", step=4))
-    step(again, {"a": [7, 7]})
+    enter(again, "a", identity("a", step=4), [7, 7])
     again.wait()
     assert counter(again, "run_seeded_tokens") >= 600
     draft = {n: step(again, {"a": [7, 7, *texts[n][50:54]]})["a"] for n in range(4)}
@@ -215,8 +205,7 @@ def test_short_texts_of_a_run_before_are_taken_over_as_far_as_an_automaton_has_p
     for number in range(17_000):
         writer.append(str(number), 1, np.arange(number, number + 9, dtype=np.int32))
     drafter = make_drafter(path=str(tmp_path))
-    drafter.admit("a", identity("a", step=2))
-    step(drafter, {"a": [7]})
+    enter(drafter, "a", identity("a", step=2), [7])
     drafter.wait()
     step(drafter, {"a": [7]})
     assert counter(drafter, "run_evictions") == counter(drafter, "run_failures") == 0
@@ -230,8 +219,7 @@ def test_a_request_outside_training_does_not_keep_a_resumed_run_from_its_texts(t
     again = make_drafter(path=str(tmp_path / "texts"))
     ended(again, "warm-up", random_texts(1, 20)[0], step=OUTSIDE_TRAINING)
     again.wait()
-    again.admit("a", identity("a", step=2))
-    step(again, {"a": [7, 7]})
+    enter(again, "a", identity("a", step=2), [7, 7])
     again.wait()
     assert step(again, {"a": [7, 7, *text[50:54]]})["a"] == text[54:57]
     assert counter(again, "run_seeded_tokens") >= 200
@@ -268,9 +256,7 @@ def test_what_ends_while_a_successor_is_made_is_read_as_far_as_it_fits(count, le
 
 
 @pytest.mark.parametrize(("name", "section"), [("prompt", {}), ("run", {"when": "always"})])
-def test_an_automaton_that_one_step_fills_is_given_up_and_the_others_are_read(
-    name, section, monkeypatch
-):
+def test_a_full_automaton_is_given_up_and_the_others_are_read(name, section, monkeypatch):
     drafter = drafter_of(**{name: section})
     drafter.admit("a", identity("g"))
     drafter.admit("b", identity("g", split="val"))

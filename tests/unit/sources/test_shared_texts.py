@@ -6,7 +6,7 @@ import pytest
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.sources.support.pieces import to_bytes
 from sam_rollout.sources.support.shared_texts import SILENT_TURNS, TOKENS_PER_STEP
-from tests.unit.drafting.texts import WIDTH, counter, drafter_of, identity, step
+from tests.unit.drafting.texts import WIDTH, counter, drafter_of, enter, identity, leave, step
 
 VOCABULARY = 1000
 
@@ -56,8 +56,7 @@ def test_what_a_response_ended_with_is_told_once():
     assert step(b, {"b": [9, 2, 3]})["b"] == [4]
     assert a.exchange("x", []) == []
     assert counter(b, "prompt_bytes") > 0
-    b.finish(["b"])
-    b.end_step()
+    leave(b, ["b"])
     assert b.usage().bytes == b.usage().live_requests == 0
 
 
@@ -66,8 +65,7 @@ def test_nothing_is_kept_or_told_before_the_first_exchange_or_where_it_is_off():
     step(off, {"a": [9, 1, 2, 3, 4]})
     off.finish(["a"])
     assert off.exchange("x", [piece([1, 2])]) == []
-    off.admit("b", identity())
-    assert step(off, {"b": [9, 1]})["b"] == [2, 3, 4], "its own siblings are there"
+    assert enter(off, "b", identity(), [9, 1]) == [2, 3, 4], "its own siblings are there"
 
 
 def test_a_piece_after_a_gap_begins_a_text_of_its_own():
@@ -97,8 +95,7 @@ def test_few_tokens_are_read_per_step_whether_the_gate_is_open_or_closed():
 def test_texts_wait_for_a_request_that_still_waits():
     b = make_engine("b")
     b.exchange("y", [piece([1, 2, 3, 4])])
-    b.admit("other", identity("h"))
-    step(b, {"other": [9, 2, 3]})
+    enter(b, "other", identity("h"), [9, 2, 3])
     assert counter(b, "shared_tokens") == 0
     step(b, {"b": [9, 2, 3], "other": [9, 2, 3]})
     assert step(b, {"b": [9, 2, 3], "other": [9, 2, 3]}) == {"b": [4], "other": []}
@@ -157,8 +154,7 @@ def test_texts_of_others_that_wait_go_before_any_group():
     b, rng = make_engine("b", max_bytes=most_bytes), np.random.default_rng(0)
     while counter(b, "prompt_bytes") < 0.92 * most_bytes:
         name, number = f"h{number}", number + 1
-        b.admit(name, identity(name))
-        step(b, {name: rng.integers(0, VOCABULARY, 500).tolist()})
+        enter(b, name, identity(name), rng.integers(0, VOCABULARY, 500).tolist())
         b.finish([name])
     waiting = [piece(np.arange(WIDTH) % VOCABULARY, response=f"x/{place}") for place in range(8)]
     b.exchange("y", waiting)  # an eighth of the memory
@@ -177,14 +173,12 @@ def test_a_group_that_was_given_up_takes_nothing_in():
     step(b, {"b": [9, 2, 3]})
     text = np.random.default_rng(0).integers(0, 1 << 30, (6, WIDTH)).tolist()
     for number, tokens in enumerate(text):
-        b.admit(f"big {number}", identity(f"h{number}"))
-        step(b, {f"big {number}": tokens})
+        enter(b, f"big {number}", identity(f"h{number}"), tokens)
     assert counter(b, "prompt_evictions") > 0
     before = counter(b, "shared_missed_tokens")
     b.exchange("y", [piece([5, 6], start=4)])
     assert counter(b, "shared_missed_tokens") == before + 2
-    b.finish(["b", *(f"big {number}" for number in range(6))])
-    b.end_step()
+    leave(b, ["b", *(f"big {number}" for number in range(6))])
     assert b.usage().bytes == b.usage().live_requests == 0
 
 
@@ -209,8 +203,7 @@ def test_what_nobody_asks_for_is_bounded_counted_and_freed():
     (pool,) = (one.pool for one in a.sources)
     for number in range(20):
         name = f"a{number}"
-        a.admit(name, identity(sibling=number))
-        step(a, {name: [9]})
+        enter(a, name, identity(sibling=number), [9])
         step(a, {name: [9] * 500})
         assert counter(a, "prompt_bytes") == pool.nbytes + 4 * 500 * min(number, 8)
         if number < 19:
@@ -218,8 +211,7 @@ def test_what_nobody_asks_for_is_bounded_counted_and_freed():
     told = a.exchange("x", [])
     assert [one.response for one in told] == [f"x/{number}" for number in range(12, 21)]
     assert [one.is_last for one in told] == [True] * 8 + [False]
-    a.finish(["a19"])
-    a.end_step()
+    leave(a, ["a19"])
     assert a.usage().bytes == 0
 
 
@@ -243,6 +235,5 @@ def test_a_name_that_was_given_twice_does_not_mix_groups():
     b.exchange("y", [piece([1, 2, 3, 4])])
     b.exchange("y", [piece([1, 2, 3, 5], group="h"), piece([6, 7], group="h", start=9)])
     assert step(b, texts) == {"b": [], "h": []}
-    b.finish(["b", "h"])
-    b.end_step()
+    leave(b, ["b", "h"])
     assert b.usage().bytes == b.usage().live_requests == 0

@@ -17,6 +17,8 @@ from packaging.version import Version
 from sam_rollout.integrations.vllm.engine_settings import has_settings, settings_of
 from sam_rollout.integrations.vllm.wrapping import is_wrapped, wrap_once
 
+Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+
 # Releases with these bugs. Run the tests with a newer release before you add it.
 AFFECTED_VERSIONS = SpecifierSet(">=0.31,<0.32", prereleases=True)
 
@@ -48,9 +50,40 @@ def _keep_linear_weights() -> None:
     import vllm.model_executor.layers.utils as layer_utils
 
     def keeping(original: Any) -> Any:
-        return lambda layer, remove_weight: original(layer, remove_weight=False)
+        def dispatch(layer: torch.nn.Module, remove_weight: bool) -> None:
+            original(layer, remove_weight=False)
+            if _is_coupled() and hasattr(layer, "cpu_linear"):
+                layer.cpu_linear = _without_single_rows(layer.cpu_linear)
+
+        return dispatch
 
     wrap_once(layer_utils, "dispatch_cpu_unquantized_gemm", keeping)
+
+
+def _without_single_rows(linear: Linear) -> Linear:
+    """Compute a single row together with a copy of it.
+
+    For a single row with many inputs, oneDNN has a kernel that adds up in another order. A token
+    that is alone in a step would be rounded otherwise than in a verify step.
+    """
+
+    def computed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if x.shape[:-1].numel() != 1:
+            return linear(x, weight, bias)
+        row = linear(x.reshape(1, -1).repeat(2, 1), weight, bias)[:1]
+        return row.reshape(*x.shape[:-1], -1)
+
+    return computed
+
+
+def _is_coupled() -> bool:
+    """Whether the engine that is being made in this process has a coupled sampler."""
+    from vllm.config import get_current_vllm_config_or_none
+
+    config = get_current_vllm_config_or_none()
+    if config is None or not has_settings(config):
+        return False
+    return settings_of(config).sampler.kind.startswith("coupled")
 
 
 def _round_tokens_alike() -> None:
@@ -65,7 +98,6 @@ def _round_tokens_alike() -> None:
     decoding have another order. `VLLM_CPU_ATTN_SPLIT_KV=0` keeps the keys together.
     """
     from vllm import envs
-    from vllm.config import get_current_vllm_config_or_none
 
     if is_wrapped(torch.cpu, "_is_amx_tile_supported"):
         return
@@ -73,14 +105,12 @@ def _round_tokens_alike() -> None:
 
     def is_supported() -> bool:
         nonlocal is_coupled
-        config = None if is_coupled else get_current_vllm_config_or_none()
-        if config is not None and has_settings(config):
-            is_coupled = settings_of(config).sampler.kind.startswith("coupled")
-            if is_coupled:
-                os.environ.setdefault("VLLM_CPU_ATTN_SPLIT_KV", "0")
-                envs.disable_envs_cache()  # an earlier engine of this process freezes the variables
-                if has_amx:
-                    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+        if not is_coupled and _is_coupled():
+            is_coupled = True
+            os.environ.setdefault("VLLM_CPU_ATTN_SPLIT_KV", "0")
+            envs.disable_envs_cache()  # an earlier engine of this process freezes the variables
+            if has_amx:
+                os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
         return has_amx and not is_coupled
 
     wrap_once(torch.cpu, "_is_amx_tile_supported", lambda _original: is_supported)
