@@ -3,7 +3,7 @@
 With a wrong mask, attention over k + 1 queries samples other tokens without any error. The check
 (section 2.1 of the article on speculation in RL training) samples texts without drafts, and
 verifies each text with the text itself as draft. Rounding differs even between correct kernels, so
-compare a difference with the row "decoded again".
+compare a difference with the row "decoded alone".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sam_rollout.report.comparison_tables import Table, print_table
 DTYPES = ("float32", "bfloat16", "float16")
 SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 FIRST_BUCKET = 128  # tokens; every following bucket of context lengths is twice as long
-DECODED_AGAIN = 0  # draft tokens per step when texts are decoded a second time
+DECODED_ALONE = 0  # draft tokens per step when texts are decoded again, one text after the other
 # Names instead of classes, because importing the classes would import vLLM before its environment
 # is set.
 EXTENSION = "sam_rollout.integrations.vllm.operators.known_text.KnownTextExtension"
@@ -137,7 +137,7 @@ def run(check: OperatorCheck) -> dict[str, Any]:
     """Sample the texts, verify them with each of ``check.draft_tokens``, and compare.
 
     The result's ``rows`` have the ``differences`` by number of draft tokens; 0 means that the texts
-    were decoded again. ``maximum`` is the largest difference of the other rows.
+    were decoded again, each of them alone. ``maximum`` is the largest difference of the other rows.
 
     Raises:
         OperatorCheckError: The engine never scored a whole group of draft tokens in one step.
@@ -158,15 +158,15 @@ def run(check: OperatorCheck) -> dict[str, Any]:
     token_ids, reference = _sample(check, prompts, arguments)
     rows: list[dict[str, Any]] = []
     for k in check.draft_tokens:
-        # The engine of the first k also decodes the texts again.
-        widths = [k] if rows else [DECODED_AGAIN, k]
+        # The engine of the first k also decodes the texts alone.
+        widths = [k] if rows else [DECODED_ALONE, k]
         passes = _verify(check, prompts, token_ids, widths, arguments)
         for drafts, verified in zip(widths, passes, strict=True):
             *by_length, overall = differences(contexts, reference, verified, drafts + 1)
             rows.append({"draft_tokens": drafts, "overall": overall, "by_length": by_length})
     from vllm.platforms import current_platform
 
-    maxima = [row["overall"]["maximum"] for row in rows if row["draft_tokens"] != DECODED_AGAIN]
+    maxima = [row["overall"]["maximum"] for row in rows if row["draft_tokens"] != DECODED_ALONE]
     return {
         "setting": asdict(check),
         "device": current_platform.get_device_name(),
@@ -240,7 +240,14 @@ def _verify(
                 }
                 for number, ids in enumerate(token_ids)
             ]
-            outputs = _ask(engine, prompts, own)
+            together = len(prompts) if drafts else 1
+            outputs = [
+                output
+                for first in range(0, len(prompts), together)
+                for output in _ask(
+                    engine, prompts[first : first + together], own[first : first + together]
+                )
+            ]
             if [list(output.token_ids) for output in outputs] != list(token_ids):
                 raise OperatorCheckError("the engine did not follow the known texts")
             scores = next(filter(None, engine.collective_rpc("known_text_drain")))
@@ -253,7 +260,7 @@ def show(result: dict[str, Any], console: Console, limit: float | None = None) -
     rows = []
     for row in result["rows"]:
         drafts = row["draft_tokens"]
-        name = "0 (decoded again)" if drafts == DECODED_AGAIN else str(drafts)
+        name = "0 (decoded alone)" if drafts == DECODED_ALONE else str(drafts)
         for entry in [*row["by_length"], row["overall"]]:
             lengths = f"{entry['low']}-{entry['high'] - 1}"
             count, differs = entry["positions"], entry["top_differs"]
