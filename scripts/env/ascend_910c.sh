@@ -1,4 +1,5 @@
-# shellcheck shell=bash Environment of an Ascend 910C node; scripts/node.sh sources it before Ray
+# shellcheck shell=bash
+# Environment of an Ascend 910C node; scripts/node.sh sources it before Ray
 # starts. Variables that the shell has set are kept. INTERFACE is the network interface for training.
 # This file was not run, because there was no NPU; names and values follow verl's and
 # cann-recipes-train's multi-node scripts. Settings that are the same on all nodes (timeouts and buffers
