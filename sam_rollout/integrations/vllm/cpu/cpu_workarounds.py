@@ -50,7 +50,7 @@ def _keep_linear_weights() -> None:
     import vllm.model_executor.layers.utils as layer_utils
 
     def keeping(original: Any) -> Any:
-        def dispatch(layer: torch.nn.Module, remove_weight: bool) -> None:
+        def dispatch(layer: Any, remove_weight: bool) -> None:
             original(layer, remove_weight=False)
             if _is_coupled() and hasattr(layer, "cpu_linear"):
                 layer.cpu_linear = _without_single_rows(layer.cpu_linear)
