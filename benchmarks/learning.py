@@ -115,6 +115,7 @@ def main() -> None:
     kept = steps[[name for name in steps if name.startswith((*KEPT, "val-"))]]
     series = {step: row.dropna().to_dict() for step, row in kept.iterrows()}
     record = {
+        "same": read_record(arguments.output).get("same"),
         "side": side,
         "overrides": more,
         "every": every,

@@ -78,7 +78,8 @@ class RunSourceConfig(Section):
         "of lists of token ids, or traces of a run (`.parquet` with `prompt_ids` and "
         "`response_ids`, or a folder of such files). The corpus counts as the run's oldest texts. "
         f"It may take {_SUCCESSOR:.3g} of `max_bytes` and have at most {_MOST_PLACES:,} tokens, "
-        f"with each text rounded up to a multiple of {places_of(1)}.",
+        f"with each text rounded up to a multiple of {places_of(1)}. A larger corpus is refused, "
+        "and so is one with token ids that the model lacks.",
     )
 
     @property

@@ -6,7 +6,7 @@ from transformers import AutoTokenizer
 from recipes.dapo_qwen3.synthetic_math import demonstrate, draw_problem, prompts_of
 from recipes.dapo_qwen3.tiny_model import DEFAULT_OUTPUT, END, TrainingSettings, build_tokenizer
 
-MAX_RESPONSE_TOKENS = 1024
+MAX_RESPONSE_TOKENS = 1024  # as in configs/experiment/tiny_cpu.yaml
 
 
 @pytest.fixture(scope="module")

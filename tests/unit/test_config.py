@@ -99,6 +99,8 @@ def test_construction_validates_as_well():
         GateConfig("threshold", -1)
     with pytest.raises(ConfigError, match=r"sam\.gate = \{\}: must be"):
         SamConfig(gate={})
+    with pytest.raises(ConfigError, match=r"rollout_telemetry\.tail_threshold = -2"):
+        RolloutTelemetryConfig(tail_threshold=-2)
     with pytest.raises(ConfigError, match=r"rollout_telemetry\.progress = False: must be a string"):
         RolloutTelemetryConfig(progress=False)
 

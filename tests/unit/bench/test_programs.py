@@ -54,11 +54,15 @@ def test_a_device_of_given_step_times_samples_a_text_again(side, fewest):
     assert row["ms_per_token"] >= 20 * row["steps"] / 179
 
 
-def test_an_asynchronous_trainer_never_sees_the_tail():
-    from benchmarks.async_emulated import ASYNC, SYNC, measure
+@pytest.mark.parametrize(("requests", "ms_per_token"), [(64, 20 / 64), (512, 40 / 512)])
+def test_an_asynchronous_trainer_never_sees_the_tail(requests, ms_per_token):
+    from benchmarks.async_emulated import ASYNC, SIDES, SYNC, measure
 
     short = [replace(text_that_repeats(), group=str(n)) for n in range(70)]
     long = replace(short[0], response=np.tile(short[0].response, 4))
-    found = measure([*short, long], "no drafts", 64)
-    assert found[ASYNC]["ms_per_token"] < found[SYNC]["ms_per_token"]
-    assert found[ASYNC]["ms_per_token"] == pytest.approx(20 / 64, rel=0.1)
+    closed, auto = (measure([*short, long], side, requests) for side in SIDES)
+    assert closed[ASYNC]["ms_per_token"] < closed[SYNC]["ms_per_token"]
+    assert closed[ASYNC]["ms_per_token"] == pytest.approx(ms_per_token, rel=0.1)
+    assert closed[SYNC]["tokens"] == auto[SYNC]["tokens"] == 70 * 179 + 719
+    assert closed[SYNC]["open_share"] == 0 < auto[SYNC]["open_share"]
+    assert auto[SYNC]["ms_per_token"] < closed[SYNC]["ms_per_token"]
