@@ -6,6 +6,7 @@
 #   bash scripts/run_smollm2_cpu.sh
 #   bash scripts/run_smollm2_cpu.sh --quick                          # three steps per side
 #   bash scripts/run_smollm2_cpu.sh trainer.total_training_steps=60  # any Hydra override, for all runs
+#
 # This command trains one side and validates on held-out problems every 10 steps. The same command
 # continues after an interruption.
 #

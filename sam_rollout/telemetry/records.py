@@ -255,6 +255,10 @@ class RunInfo:
     git: Mapping[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION  # version of the run folder
 
+    def __post_init__(self) -> None:
+        if datetime.fromisoformat(self.started_at).tzinfo is None:
+            raise ValueError(f"started_at = {self.started_at!r} has no UTC offset")
+
 
 class RunFolder:
     """The run folder `<path>/sam/`; each replica's files may have only one writing process."""
@@ -428,7 +432,9 @@ def _read_info(path: Path) -> RunInfo:
 
 
 def _numbered(folder: Path, stem: str, suffix: str) -> list[Path]:
-    return sorted(folder.glob(f"{stem}-[0-9]*.{suffix}"), key=_number_of)
+    found = folder.glob(f"{stem}-*.{suffix}")
+    numbered = [path for path in found if path.stem[len(stem) + 1 :].isdecimal()]
+    return sorted(numbered, key=_number_of)
 
 
 def _number_of(path: Path) -> int:

@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# Environment of an Ascend 910C node; scripts/node.sh sources it before Ray
-# starts. Variables that the shell has set are kept. INTERFACE is the network interface for training.
-# This file was not run, because there was no NPU; names and values follow verl's and
-# cann-recipes-train's multi-node scripts. Settings that are the same on all nodes (timeouts and buffers
-# of HCCL, the task queue, memory) are in configs/device/ascend_910c.yaml.
+# Environment of an Ascend 910C node; scripts/node.sh sources it before Ray starts. Variables that the
+# shell has set are kept. INTERFACE is the network interface for training. This file was not run, because
+# there was no NPU; names and values follow verl's and cann-recipes-train's multi-node scripts. Settings
+# that are the same on all nodes (timeouts and buffers of HCCL, the task queue, memory) are in
+# configs/device/ascend_910c.yaml.
 
 # CANN and ATB set paths of libraries and kernels, which torch_npu needs. The name of CANN's folder
 # depends on the version; if both names exist, they are the same folder.

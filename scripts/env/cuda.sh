@@ -1,8 +1,7 @@
 # shellcheck shell=bash
-# Environment of a node with NVIDIA GPUs; scripts/node.sh sources it before Ray
-# starts. Variables that the shell has set are kept. INTERFACE is the network interface for training.
-# This file was not run, because there was no GPU cluster. Settings that are the same on all nodes are
-# in configs/device/cuda.yaml.
+# Environment of a node with NVIDIA GPUs; scripts/node.sh sources it before Ray starts. Variables that the
+# shell has set are kept. INTERFACE is the network interface for training. This file was not run, because
+# there was no GPU cluster. Settings that are the same on all nodes are in configs/device/cuda.yaml.
 
 # NCCL makes its first connections through this interface; data goes over InfiniBand or RoCE if NCCL
 # finds them.

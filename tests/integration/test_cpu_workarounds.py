@@ -104,6 +104,8 @@ for outputs, inputs in ((1024, 192), (4096, 1024)):  # computed by vLLM's own ke
 layer = torch.nn.Linear(1536, 576, bias=False)
 layer.weight.requires_grad_(False)
 utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+vllm.config.get_current_vllm_config_or_none = lambda: None  # as in a weight sync
+utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
 rows = torch.randn(8, 1536)
 single = torch.cat([layer.cpu_linear(row[None], layer.weight, None) for row in rows])
 single = torch.equal(single, layer.cpu_linear(rows, layer.weight, None))

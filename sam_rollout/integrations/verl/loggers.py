@@ -165,7 +165,9 @@ class GuardedWandb:
         self._guard(lambda: self._wandb.log(data={STEP_AXIS: step, **data}, step=step))
 
     def alert(self, title: str, text: str) -> None:
-        self._guard(lambda: self._wandb.alert(title=title, text=text, level="WARN"))
+        """Send an alert if a wandb run is active."""
+        if getattr(self._wandb, "run", None) is not None:
+            self._guard(lambda: self._wandb.alert(title=title, text=text, level="WARN"))
 
     def finish(self, exit_code: int = 0) -> None:
         self._guard(lambda: self._wandb.finish(exit_code=exit_code))

@@ -25,7 +25,10 @@ def wrap_once(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 
 class Wrapper:
-    """Replaces methods of objects until it is detached."""
+    """Replaces methods of objects until it is detached.
+
+    Wrappers of the same method are detached in reverse order.
+    """
 
     def __init__(self) -> None:
         self._replaced: list[tuple[Any, str, Any]] = []
@@ -41,7 +44,7 @@ class Wrapper:
         """Give the objects their methods back."""
         while self._replaced:
             owner, name, own = self._replaced.pop()
-            if own is None:  # the method is that of the class again
-                delattr(owner, name)
-            else:
+            if own is not None:
                 setattr(owner, name, own)
+            elif name in vars(owner):  # the method is that of the class again
+                delattr(owner, name)

@@ -52,7 +52,10 @@ def _keep_linear_weights() -> None:
     def keeping(original: Any) -> Any:
         def dispatch(layer: Any, remove_weight: bool) -> None:
             original(layer, remove_weight=False)
-            if _is_coupled() and hasattr(layer, "cpu_linear"):
+            # The engine's settings are known while it loads its model; a weight sync, which packs
+            # the layer again, goes by the layer's flag.
+            layer.sam_rounds_alike = getattr(layer, "sam_rounds_alike", False) or _is_coupled()
+            if layer.sam_rounds_alike and hasattr(layer, "cpu_linear"):
                 layer.cpu_linear = _without_single_rows(layer.cpu_linear)
 
         return dispatch
@@ -64,7 +67,8 @@ def _without_single_rows(linear: Linear) -> Linear:
     """Compute a single row together with a copy of it.
 
     For a single row with many inputs, oneDNN has a kernel that adds up in another order. A token
-    that is alone in a step would be rounded otherwise than in a verify step.
+    that is alone in a step would be rounded otherwise than in a verify step. The choice depends on
+    the shape at run time, so it is right in eager execution only, which our CPU profile asks for.
     """
 
     def computed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
