@@ -42,7 +42,7 @@ from sam_rollout.telemetry.records import RunFolder, RunFolderError
 # Name of a side -> its overrides; the first side is the baseline.
 SIDES = {"off": ("sam=off",), "on": ("sam=on",)}
 MORE_SIDES = {"chains": ("sam=on", "sam.draft_shape=chain", "sam.sources.draws.enabled=false")}
-TAIL = 16  # most running requests in the tail, as in the experiments
+TAIL = 16  # the tail: steps with at most this number of requests, as in the experiments
 UNFAIR_RUN = "other-seed-shorter"
 UNFAIR_OVERRIDES = (
     "actor_rollout_ref.rollout.seed=7",

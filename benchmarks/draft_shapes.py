@@ -26,7 +26,7 @@ DEVICES: dict[str, Callable[[int], float]] = {  # scored tokens -> milliseconds 
     "flat": lambda scored: STEP_MS * max(1.0, scored / FREE),
     "dear": lambda scored: 5.0 + 0.5 * scored,
 }
-# Side -> shape of its drafts, most draft tokens of a request.
+# Side -> shape of its drafts, maximum number of draft tokens per request.
 SIDES = {
     "no drafts": ("chain", 8),
     "chain of 8": ("chain", 8),

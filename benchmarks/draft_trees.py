@@ -52,9 +52,9 @@ SIDES: dict[str, tuple[tuple[str, ...], str, int]] = {
     "tree of 16": (TEXTS, "tree", 16),
     "tree of 16, draws": ((*TEXTS, "draws"), "tree", 16),
 }
-# Least gains in tokens per step, compared with a chain of 8: the mean over sets, and the worst set.
+# Minimum gains in tokens per step over a chain of 8: the mean over sets, and the worst set.
 LEAST = {"tree of 8": (1.09, 1.05), "tree of 16": (1.24, 1.18)}
-LEAST_TAIL, LEAST_DRAWS = 1.2, 1.03  # least gains in engine steps
+LEAST_TAIL, LEAST_DRAWS = 1.2, 1.03  # minimum gains in engine steps
 
 
 def drafting(

@@ -131,7 +131,7 @@ class SamConfig(Section):
     """The settings of speculation as a whole; the Hydra group `sam`.
 
     The defaults are the values of `sam=on`; docs/configuration.md explains all settings.
-    `max_draft_tokens` is k, the most tokens drafted per request and step, without the bonus token.
+    `max_draft_tokens` is k, the maximum per request and step, without the bonus token.
     """
 
     PATH: ClassVar[str] = "sam"
@@ -225,7 +225,8 @@ class SentinelConfig(Section):
 class ProofConfig(Section):
     """The comparison of a run's texts with texts without drafts (`sam_rollout/telemetry/proof.py`).
 
-    Every `every`-th training step samples `responses` of its responses again; 0 means never.
+    In every `every`-th training step, `responses` of its responses are sampled again; 0 means
+    never.
     """
 
     PATH: ClassVar[str] = "rollout_telemetry.proof"

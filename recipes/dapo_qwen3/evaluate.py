@@ -294,7 +294,7 @@ def parser() -> argparse.ArgumentParser:
     add("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     add("--rollout-sampler", default="coupled", choices=SAMPLERS)
     add("--draft-tokens", type=int, default=3, help="k of the side with speculation")
-    add("--gate", type=int, help="most running requests with which to draft; default: always")
+    add("--gate", type=int, help="draft while at most this number of requests run; default: always")
     add("--temperature", type=float, default=1.0)
     add("--top-p", type=float, default=1.0)
     add("--greedy", action="store_true", help="the likeliest token always")

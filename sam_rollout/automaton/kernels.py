@@ -6,8 +6,8 @@ that grow in turns, and used for drafting as in SAM-Decoding (arXiv 2411.10666):
 * State s >= 0 is a prefix of a text. A text's prefixes lie one after the other in a sequence of
   blocks, called a run. The length of s and its first end position follow from its index in the run.
   The edge from s to its successor needs only the token. Only branching edges are stored.
-* A clone, a state that was split off another one, has a negative number. It takes the memory of
-  four prefixes, a cache line, which also holds three of its branching edges.
+* A clone, a state that was split off another one, has a negative number. Its entry is one cache
+  line, as large as the entries of four prefixes. Three of the clone's branching edges lie in it.
 * All other branching edges are in one open-addressing table keyed by (state, token). Each edge
   names the token of its state's next edge, so that cloning a state finds all edges to copy.
 * Suffix links always lead to shorter strings and end in state 0, the empty string. A text's current
@@ -164,7 +164,7 @@ LINKS_SCOUTED = 8
 SCOUT_COLUMNS = 11  # arrays in the scratch space of `_scout`
 SCOUT_LANES = ROWS_SCOUTED * (TOKENS_SCOUTED + 1)
 NO_STATE = 1 << 32
-# Most blocks that one token needs: two for states, the others for moved edges.
+# Maximum number of blocks that one token needs: two for states, the others for moved edges.
 BLOCKS_PER_TOKEN = 8
 
 # Reasons why a kernel stopped.
@@ -493,7 +493,7 @@ def _move_edges(header, arena, slots):
         if not is_free:
             state, token = np.int64(edge[SOURCE]), np.int64(edge[TOKEN])
             home = _home(_hash(state, token), header[EDGE_SLOTS])
-            # One block after the block of the home slot, for displaced edges.
+            # Displaced edges may lie one block after the block of the home slot.
             while header[EDGE_BLOCKS] < min((home >> BLOCK_SHIFT) + 2, blocks):
                 _add_edge_block(header, arena)
             address = -_probe(header[EDGES], header[EDGE_SLOTS], home, state, token)

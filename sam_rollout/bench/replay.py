@@ -130,7 +130,7 @@ def replay(
         traces: The texts; a text without response tokens is ignored.
         into: The sums to add to.
         step: Number of the training step.
-        max_rows: Most requests that run at once; None runs all.
+        max_rows: Maximum number of requests that run at once; None runs all.
     """
     if not any(len(trace.response) for trace in traces):
         return

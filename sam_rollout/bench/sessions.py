@@ -85,7 +85,7 @@ class OwnSession(Session):
 
     Args:
         config: The settings; the folder of texts is replaced.
-        max_rows: Most requests at once.
+        max_rows: Maximum number of requests at once.
         max_length: Length of the longest text, tokens.
         now_s: A simulated clock for the gate `auto`, in seconds; None is the machine's clock.
         hooks: Functions of the engine.

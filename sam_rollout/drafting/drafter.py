@@ -139,8 +139,8 @@ class SamDrafter:
             token_ids: int32[R >= B, L], row i begins with the text of request i; read in place.
             num_tokens: int32[B], number of known tokens of each row.
             eligible: bool[B], False for rows to leave alone (prompts that are still computed).
-            max_tokens: most tokens to draft for a request, as one number or int[B]. Drafts also end
-                at `sam.max_draft_tokens` and at the engine's largest text length.
+            max_tokens: maximum number of tokens to draft for a request, one number or int[B].
+                Drafts also end at `sam.max_draft_tokens` and at the engine's largest text length.
             least_chance: drafts end before tokens that are less likely to be accepted.
             shape: index of the drafts' shape in `shapes`.
         """

@@ -110,7 +110,7 @@ class DraftPolicy:
         Args:
             places: int64[sources, max_rows, PLACE_WIDTH], the place of each row's text in each
                 source (`Source.locate`).
-            budget: int32[B], most tokens to draft.
+            budget: int32[B], maximum number of tokens to draft.
             batch: filled with tokens, the numbers of drafted and held-back ones, and the source
                 whose votes for the first token weighed most (NO_SOURCE without votes).
             least_chance: drafts end before tokens that are less likely to be accepted.

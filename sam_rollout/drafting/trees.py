@@ -55,8 +55,8 @@ _INT32_3D = written(types.int32, 3)
 _RANKS, _DEPTHS, _BEFORE = 4, 4, 3
 _CHANCE_CLASSES = voting.SUMS * _RANKS * _DEPTHS * _BEFORE
 _ASSUMED_OF_OTHERS = 0.15  # assumed chance of a token that is not the likeliest
-_LEAST = 1e-3  # least chance of a token that is worth a look-up
-_CHILDREN = 8  # most candidates that follow one token
+_LEAST = 1e-3  # tokens with a lower chance are not worth a look-up
+_CHILDREN = 8  # maximum number of candidates that follow one token
 # A tree branches only after tokens whose chance is at least this number divided by k. After less
 # likely tokens, other continuations would hardly be among the tree's k tokens.
 _BRANCHES = 0.8

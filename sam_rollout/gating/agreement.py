@@ -28,7 +28,7 @@ class Report(NamedTuple):
     context: int
     steady: int
     proposal: int  # the budget of draft tokens that this engine proposes
-    price: int  # the least chance of a draft token, times `_UNITS`
+    price: int  # the minimum chance of a draft token, times `_UNITS`
     trial: int  # 1 if the proposal is a trial
 
 

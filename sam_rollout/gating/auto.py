@@ -2,8 +2,8 @@
 
 docs/gating.md explains how it decides. The terms of this module:
 
-* A level says whether to draft and, if so, which shape and which least chance of acceptance. Its
-  rate is requests * (1 + expected accepted tokens) / expected step time.
+* A level says whether to draft and, if so, which shape, and with which minimum chance of
+  acceptance. Its rate is requests * (1 + expected accepted tokens) / expected step time.
 * The offers of a level are the tokens that could be drafted at it.
 * A trial is a step with another level than the best one, made only to learn from it.
 
@@ -54,8 +54,8 @@ _CLASSES = len(CHANCES)
 class AutoGate(Gate):
     """Chooses levels by measured rates; see the module.
 
-    `exploration` is the share of step time that trials may lose. The gate chooses from `shapes`
-    shapes of drafts: level 1 + s * len(CHANCES) + n drafts shape s with a least chance of
+    `exploration` is the share of step time that trials may lose. `shapes` is the number of draft
+    shapes to choose from. Level 1 + s * len(CHANCES) + n drafts shape s with the minimum chance
     CHANCES[n].
     """
 
@@ -146,8 +146,8 @@ class AutoGate(Gate):
     def _measure(self, made: DecidedStep, context: int, seconds: float, stands_for: int) -> None:
         """Learn the time of a step that only decoded.
 
-        `context` is the number of all requests' tokens before the step. The step stands for itself
-        and for the skipped steps before it.
+        `context` is the number of all requests' tokens before the step. `stands_for` counts the
+        step and the skipped steps before it, whose times are assumed to be equal.
         """
         rows, draft_tokens = made.load.rows, made.load.draft_tokens
         if made.trial:
@@ -347,7 +347,7 @@ class AutoGate(Gate):
             return best
         level = 1 + shape * _CLASSES + (best - 1) % _CLASSES
         accepted = self._accepted(level)
-        if shape:  # where trees are allowed, a tree contains the chain with the same least chance
+        if shape:  # where trees are allowed, a tree contains the chain with the same minimum chance
             share = self._may_draft[shape] / (self._may_draft[1 - shape] or 1.0)
             accepted = max(accepted, share * self._accepted(best))
         gained_s = self._decided_for * (1 + accepted) * self._fair_s_per_token

@@ -1,4 +1,4 @@
-"""Learns from past steps how many draft tokens reach a least chance, and how many are right.
+"""Learns from past steps how many draft tokens reach a minimum chance, and how many are right.
 
 The drafter reports the tokens that it could have drafted (`verified.Offered`), and which of them
 the text has shown to be right or wrong (judged). They are counted in classes, by their chance of
@@ -19,7 +19,7 @@ import numpy as np
 
 from sam_rollout.core.verified import CHANCES, Offered
 
-LEVELS = len(CHANCES) + 1  # level 0: no draft; level n: tokens with at least chance CHANCES[n - 1]
+LEVELS = len(CHANCES) + 1  # level 0: no draft; level n: tokens of a chance >= CHANCES[n - 1]
 _ROWS = 256  # latest requests whose offers count; a request counts in each of its steps
 _STEPS = 16  # latest steps whose offers count, if they have more than _ROWS requests
 _JUDGED = 2048  # when a class has this many judged tokens, its counts are halved

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 
 from sam_rollout.gating.step import EngineStep
 
-LOOK = 2.0  # a least chance that no token has: drafts are found, but none is verified
+# A minimum chance that no token reaches: the drafter finds drafts, but none is verified.
+LOOK = 2.0
 
 
 def hands_over(budget: int, least_chance: float) -> bool:
-    """Whether a decision lets drafts be verified; with LOOK, the drafts found are only counted."""
+    """Whether a decision lets drafts be verified; with LOOK, drafts are only found and counted."""
     return budget > 0 and least_chance < LOOK
 
 

@@ -22,9 +22,11 @@ from sam_rollout.telemetry.records import value_at
 UNFAIR, WARNING, NOTE, UNKNOWN = "unfair", "warning", "note", "unknown"
 SEVERITIES = (UNFAIR, WARNING, NOTE, UNKNOWN)
 
-SHARED_PROMPTS = 0.9  # Least share of a step's prompts that both sides have, averaged over steps.
+SHARED_PROMPTS = 0.9  # Minimum share of a step's prompts that both sides have, mean over steps.
 TOKENS_WARNING, TOKENS_UNFAIR = 0.01, 0.05  # Relative difference of mean response length.
-KS_UNFAIR, KS_P = 0.1, 0.01  # Largest distance of the length distributions, and its p-value.
+# A comparison is unfair if the distributions of response lengths have at least this distance, and
+# the test's p-value is below the second number (Kolmogorov and Smirnov).
+KS_UNFAIR, KS_P = 0.1, 0.01
 LOAD_WARNING, LOAD_UNFAIR = 0.05, 0.15  # Relative difference of a time that drafts do not affect.
 WARM_UP = 1.5  # A warm-up step takes more than this many times the others' median.
 FEW_STEPS = 3

@@ -84,7 +84,7 @@ class RunSourceConfig(Section):
 
     @property
     def most_tokens_of_successor(self) -> int:
-        """The most tokens that a successor may begin with."""
+        """The maximum number of tokens that a successor may begin with."""
         return min(_MOST_PLACES, int(self.max_bytes // LIVE_BYTES_PER_TOKEN * _SUCCESSOR))
 
 

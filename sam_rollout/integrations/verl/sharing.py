@@ -34,8 +34,8 @@ from sam_rollout.sources.support.text_store import name_of
 
 logger = logging.getLogger(__name__)
 
-# Least seconds between two turns. The earlier a text arrives, the more it helps, but every turn
-# costs the engines time.
+# Minimum time between two turns, in seconds. The earlier a text arrives, the more it helps, but
+# every turn costs the engines time.
 INTERVAL_S = 0.05
 # Limits of messages and pieces per second. Above them, turns come less often.
 MESSAGES_PER_S = 64

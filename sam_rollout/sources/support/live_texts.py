@@ -9,7 +9,7 @@ from sam_rollout.core.identity import GroupKey
 from sam_rollout.sources.contract import Limits, Source, Usage
 
 NO_SLOT = -1
-# Estimates for an automaton that is not made yet: bytes per token, and most tokens it can hold.
+# Estimates for an automaton that is not made yet: bytes per token, and how many tokens it can hold.
 LIVE_BYTES_PER_TOKEN = 60
 MOST_SHARED_TOKENS = LARGEST_AUTOMATON
 

@@ -18,7 +18,7 @@ from sam_rollout.automaton.interface import Int32Array, places_of
 if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool
 
-# Most tokens of live texts, and most tokens of ended texts, that are read per engine step.
+# Maximum number of tokens that are read per engine step, of live texts and of ended texts.
 TOKENS_PER_STEP = 2048
 
 

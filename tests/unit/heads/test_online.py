@@ -119,7 +119,7 @@ def test_the_time_it_may_take_is_kept(online, policy, samples):
         updates.append(found["updates"])
         tested += "length" in found
         assert spent < step * share + 12 * TICK_S  # what the first step does not know yet
-    assert sum(updates) > 10 and 0 in updates  # in most steps there is not time enough
+    assert sum(updates) > 10 and 0 in updates  # most steps have too little time
     assert 20 < tested < 80  # nor to look at new texts
     assert spent > 80 * share
 

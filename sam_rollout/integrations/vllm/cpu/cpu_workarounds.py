@@ -206,7 +206,7 @@ def _reject_placeholders(kernels: Any) -> None:
         target_probs: torch.Tensor,  # [num_drafts, vocabulary]
         bonus: torch.Tensor,
         recovered: torch.Tensor,
-        uniform: torch.Tensor,  # [num_drafts], the least accepted probability
+        uniform: torch.Tensor,  # [num_drafts], lower probabilities are not accepted
         *rest: object,
         **options: object,
     ) -> None:
