@@ -2,7 +2,7 @@
 
     python -m benchmarks.draft_shapes --traces FOLDER [--output FILE]
 
-Recorded responses (sets of ``benchmarks.real_traces``) are sampled again with the gate ``auto``.
+The program replays recorded responses (sets of ``benchmarks.real_traces``) with the gate ``auto``.
 On the device ``flat``, a step takes 20 ms up to 256 scored tokens, and proportionally more beyond.
 On the device ``dear``, a step takes 5 ms, and 0.5 ms more for every scored token. The time of
 drafting is measured on this machine.

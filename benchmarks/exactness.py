@@ -7,9 +7,10 @@ The program draws tokens from original and disturbed logits with the same random
 distributions are Zipf-like, in random order, over 151,936 tokens. Models read texts that they have
 sampled, once without and once with a disturbance.
 
-The share of changed tokens is counted and computed from a closed form. For Gumbel noise this share
-is at most twice the total variation distance (TV). The program also reports the mean number of
-tokens before the first change. ``--check`` fails if two rows contradict docs/verification.md.
+The program counts the share of changed tokens, and also computes this share from a closed form. For
+Gumbel noise this share is at most twice the total variation distance (TV). The program also reports
+the mean number of tokens before the first change. ``--check`` fails if two rows contradict
+docs/verification.md.
 """
 
 import math

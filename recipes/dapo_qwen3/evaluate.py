@@ -1,7 +1,8 @@
 """Measures pass@1 of a model with speculation off and on, on the same prompts and random numbers.
 
 Speculation must not change how good the answers are (section 2.2 of the article on speculation in
-RL training). Training only logs the rewards of training prompts. Usage:
+RL training). Training cannot show this, because it logs only the rewards of training prompts.
+Usage:
 
     python -m recipes.dapo_qwen3.evaluate                     # tiny model, synthetic test set
     python -m recipes.dapo_qwen3.prepare_data gsm8k --output-dir data/gsm8k
@@ -152,9 +153,10 @@ def compare(
 ) -> dict[str, Any]:
     """Compare the responses to the same requests with speculation off and on.
 
-    ``difference`` is pass@1 of "on" minus "off", paired by problem. ``kept`` is None if responses
-    may differ. Otherwise it is true if tokens were drafted, and all examined divergences of
-    responses are ties. If responses diverged but no divergence was examined, it is false.
+    ``difference`` is pass@1 of "on" minus "off", paired by problem. ``kept`` says whether drafts
+    kept the responses. It is None if the sampler allows other responses. It is true if tokens were
+    drafted, and all examined divergences of responses are ties. If responses diverged but no
+    divergence was examined, it is false.
     """
     difference = mean([right - left for left, right in zip(_shares(off), _shares(on), strict=True)])
     total = sum(map(len, off))

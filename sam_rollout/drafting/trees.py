@@ -351,7 +351,7 @@ def _learn_paths(
     token_ids, sampled, source, tokens, parents, columns, nodes, chances, accepted, votes,
     num_votes, sums, lists, shares, weights, chances_of, offered,
 ):  # fmt: skip
-    """See `TreePolicy.learn`; chances are learned first, with the weights used for drafting."""
+    """See `TreePolicy.learn`; the first pass learns chances, the second pass changes weights."""
     ranked, classes = lists[2], lists[3]
     rows = 0
     offered[:] = 0
@@ -404,10 +404,10 @@ def _chance_class(chance):
 
 @_inlined
 def _judge(i, text, gained, tokens, parents, count, state, chances, offered):
-    """Count a row's tokens in `offered`, and the right ones as far as the text shows them.
+    """Count a row's tokens in `offered`, and which of them the text shows to be right.
 
-    `text` is the continuation of the row's text, with `gained` known tokens. `state` is scratch
-    space: each node's depth if it is right, else _WRONG or _UNKNOWN.
+    `text` begins with the `gained` tokens that the step sampled. `state` is scratch space: each
+    node's depth if it is right, else _WRONG or _UNKNOWN.
     """
     state[0] = 0
     for child in range(count):

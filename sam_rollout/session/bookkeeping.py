@@ -36,7 +36,7 @@ class Bookkeeping:
         self._record = record
 
     def follow(self, request_ids: list[str], live: Container[str]) -> list[str]:
-        """Follow a changed batch; return the requests that have ended."""
+        """Take in a changed batch; return the requests that have ended."""
         ended = self.ledger.follow(request_ids, live)
         if not self._record:
             self.ledger.drain()  # else totals of ended requests would pile up

@@ -46,7 +46,7 @@ class RequestLedger:
         self._finished: dict[str, RequestTotals] = {}
 
     def follow(self, request_ids: list[str], live: Container[str]) -> list[str]:
-        """Follow a changed batch; return the requests that ended since the last call.
+        """Take in a changed batch; return the requests that ended since the last call.
 
         `live` holds all requests that have not ended, in the batch or not.
         """

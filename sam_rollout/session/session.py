@@ -12,7 +12,7 @@ drafts. `DraftSession.step` has these stages:
 
 An engine may prepare its next step before the drafts are known. Such a step has exactly k draft
 tokens per request, padding included. `step` then drafts at once if the gate's last decision was to
-open. The gate's next decision and the record follow in `settle`, while the engine computes.
+open. The gate decides again in `settle`, which also notes the step, while the engine computes.
 
 A drafter that fails is switched off, logged once and counted, and the rollout goes on. While the
 gate is closed, the drafter reads new tokens and hands over no drafts. A request's state is freed
@@ -160,8 +160,8 @@ class DraftSession:
             token_ids: int32[R >= B, L], row i begins with the text of request i; read in place.
             num_tokens: int32[B], known tokens of each row.
             sampled: int32[B], tokens that each row gained in this step, bonus token included; 0 for
-                a prompt that is still being computed. A new array in each step, because the next
-                step reads it again.
+                a prompt that is still being computed. Each call needs a new array, because the next
+                call reads this one again.
             room: whether the engine's next step can verify drafts. If not, there are no drafts;
                 `wants_drafts` says whether the step after it should have room.
             whole: whether a step with room has exactly k draft tokens for each request. If so, the

@@ -87,7 +87,8 @@ class PromptTexts(GroupedTexts[GroupKey]):
         if config.earlier_steps:
             responses.want()
         self._reading: dict[GroupKey, Future[AutomatonPool | None]] = {}
-        # This step's ended texts, by prompt, which the prompt's next automaton has to read.
+        # By prompt: texts that ended in this training step, to be read by the prompt's next
+        # automaton.
         self._ended: dict[GroupKey, list[Int32Array]] = {}
         self._ended_bytes = 0
         self._counts = dict.fromkeys(("found", "missing", "evictions"), 0)

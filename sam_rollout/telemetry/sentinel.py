@@ -68,9 +68,11 @@ _SWITCHED_OFF = ("draft/failures", "draft/record_failures", "draft/texts_failure
 # the trainer's probability of a token. In bf16 it is about 0.003 to 0.01.
 _OWN, _BASELINES = "training/rollout_probs_diff_mean", "compare/probs_diff_baseline"
 _IDENTICAL, _TIES = "sam/proof/identical_share", "sam/proof/ties_share"
-# Added to both differences before their ratio is taken; a ratio of rounding errors has no meaning.
+# This number is added to both differences before their ratio is taken, because a ratio of rounding
+# errors has no meaning.
 _ROUNDING = 1e-3
-# Added to a step's accepted tokens: without a success in n trials, the rate may be up to 3 / n.
+# This number is added to the accepted tokens of the later step, because chance may explain their
+# lack: if none of n tokens is accepted, the true rate may still be 3 / n (the rule of three).
 _RULE_OF_THREE = 3.0
 
 

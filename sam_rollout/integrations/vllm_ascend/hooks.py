@@ -1,7 +1,7 @@
-"""What vllm-ascend's model runner needs to draft and sample with our code.
+"""Lets vllm-ascend's model runner draft and sample with our code.
 
 vllm-ascend 0.23 refuses vLLM's method ``custom_class``. The plugin (``plugin.py``) or patches of
-the runner's source add calls of these functions.
+the runner's source add calls to these functions.
 """
 
 from __future__ import annotations

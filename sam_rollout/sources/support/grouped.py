@@ -173,7 +173,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
             self._free(group)
 
     def _give_up(self, group: Group[Key]) -> None:
-        """Free a group at once; its live requests draft nothing more from this source."""
+        """Free a group at once; its live requests get no more votes from this source."""
         for request_id in group.slots:
             self._group_of.pop(request_id)
             self._without.add(request_id)

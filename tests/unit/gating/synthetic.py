@@ -58,8 +58,7 @@ class SyntheticEngines:
     whole: bool = False
 
     def run(self, *gates: Gate, rounds: int, seed: int = 0, exchange=lambda: None) -> float:
-        """Run `rounds` rounds with a gate for each engine; return the seconds per token without
-        pauses.
+        """Run `rounds` rounds, each engine with a gate; return seconds per token, pauses left out.
 
         Raises:
             AssertionError: Two engines decided differently in a step.

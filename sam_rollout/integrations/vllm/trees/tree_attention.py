@@ -1,4 +1,4 @@
-"""What the attention over trees has in common on all devices."""
+"""Replaces attention in steps with trees: the part that is the same on all devices."""
 
 from __future__ import annotations
 

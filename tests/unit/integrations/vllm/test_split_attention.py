@@ -189,7 +189,8 @@ def test_layers_compute_trees_in_two_parts_and_other_rows_as_before(with_fault):
     keeper.step = trees
     shown = output()
     assert shown[:6].any(dim=1).all() and not shown[6:].any(), "the second request has a chain"
-    # The first and third draft tokens are accepted: the third moves behind the first.
+    # The first and third draft tokens are accepted, so the third one's keys and values move to the
+    # position after the first.
     expected, path = cache.clone(), torch.tensor([[0, 1, 3, 0, 0, 0], [0] * 6])
     attention.accept(trees, path, torch.tensor([[7, 8, 9, -1, -1, -1], [7, *[-1] * 5]]))
     expected[0, :, 12] = expected[0, :, 13]
