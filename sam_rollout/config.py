@@ -46,8 +46,8 @@ def sampler_of_today(kind: Any, coupling: Any) -> tuple[Any, str]:
 class GateConfig(Section):
     """The gate, which decides in which steps to draft, and how many tokens at most.
 
-    `schedule` maps a largest number of running requests to the number of draft tokens per request.
-    Its keys are text, as in JSON.
+    `schedule` has the draft tokens per request, by the largest number of running requests for which
+    they hold. Its keys are text, as in JSON.
     """
 
     PATH: ClassVar[str] = "sam.gate"

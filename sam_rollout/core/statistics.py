@@ -142,7 +142,7 @@ def t_width(*parts: tuple[float, float]) -> float:
 def _drawn_sums(values: Sides) -> np.ndarray:
     """Return both sides' sums over drawn steps, averaged over drawn runs, [2, RESAMPLES].
 
-    Every call draws the same.
+    Every call draws the same runs and steps.
     """
     base_runs, sam_runs, steps = values.shape
     parts = []

@@ -186,7 +186,7 @@ class SamDrafter:
         self._bound = [None if request_id in ended else request_id for request_id in self._bound]
 
     def end_step(self) -> None:
-        """End a training step; texts shared by its requests are freed when the last one ends."""
+        """End a training step; a text that its requests share is freed when they all have ended."""
         self.responses.end_step()
         for source in self.sources:
             source.end_step()
@@ -201,7 +201,7 @@ class SamDrafter:
             source.wait()
 
     def usage(self) -> Usage:
-        """Return the usage of all sources and texts as sums, `live_requests` as the maximum."""
+        """Return sums over all sources and texts, but the maximum of `live_requests`."""
         usages = [source.usage() for source in self.sources]
         total = Usage(*map(sum, zip(*usages, strict=True)))
         return total._replace(

@@ -207,7 +207,8 @@ def _draft(
     Tokens outside the engine's vocabulary end drafts.
 
     A lane is the position in a source's texts that a row's draft has reached. Row `first` + r has
-    the lanes from r * sources on. numba reads separate arrays faster than a tuple.
+    the lanes from r * sources on. The arguments are separate arrays, because numba reads these
+    faster than a tuple.
     """
     sources = places.shape[0]
     lanes, tasks = np.int64(lanes_of.ctypes.data), np.int64(tasks_of.ctypes.data)

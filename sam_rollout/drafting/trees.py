@@ -1,4 +1,4 @@
-"""Trees of draft tokens, grown from the same votes as chains, likeliest token first.
+"""Grows trees of draft tokens from the same votes as chains, likeliest token first.
 
 A tree takes the tokens that most likely continue the text. All rows of a step share one budget of
 tokens. A token's chance is estimated as for chains (`policy.py`), from its depth instead of its
@@ -60,7 +60,7 @@ _CHILDREN = 8  # maximum number of candidates that follow one token
 # A tree branches only after tokens whose chance is at least this number divided by k. After less
 # likely tokens, other continuations would hardly be among the tree's k tokens.
 _BRANCHES = 0.8
-# Up to _AT_ONCE tokens are looked up together, which overlaps their waits for memory. Each has at
+# Up to _AT_ONCE tokens are looked up together, so that their waits for memory overlap. Each has at
 # least _NEAR times the chance of the first.
 _AT_ONCE, _NEAR = 8, 0.5
 _UNKNOWN, _WRONG = -1, -2  # for a token that the text does not judge yet, and for a wrong one
@@ -132,7 +132,7 @@ class TreePolicy(DraftPolicy):
         return drafted
 
     def offered(self, verified: Verified) -> Offered | None:
-        """Return the counts that `learn` made of the tokens found for the last trees."""
+        """Return counts of the tokens found for the last trees, which `learn` has made."""
         return Offered(self._judged_rows, self._tokens) if self._tells else None
 
 
@@ -326,7 +326,7 @@ def _grow(
 
 @_inlined
 def _named(i, number, places, lanes, tasks, tokens, classes, origin, weights, branches):
-    """Gather a look-up's votes, and further ones if the tree may branch; return how many."""
+    """Gather a look-up's votes, and more of them if the tree may branch; return their number."""
     sources = places.shape[0]
     texts, count = voting.collect(
         i, i - number, places, lanes, tasks, tokens, classes, origin, weights

@@ -35,7 +35,7 @@ class Calibration:
 
     def __init__(self) -> None:
         self.steps = 0
-        # The number of judged tokens, the number of right ones, and the sum of all judged chances.
+        # By class: number of judged tokens, number of right tokens, sum of judged tokens' chances.
         self._judged = np.zeros((3, len(CHANCES)))
         self._looks = np.zeros_like(self._judged)  # the same for a closed gate's looks
         self._usual = [(a + b) / 2 for a, b in zip(CHANCES, (1.0, *CHANCES[:-1]), strict=True)]
@@ -80,13 +80,13 @@ class Levels(NamedTuple):
 
 
 class Supply:
-    """The tokens offered to a request in a step of one octave, learned from `rows` requests."""
+    """The tokens offered per request and step in one octave, learned from `rows` requests."""
 
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
         # These are lists, because with cold caches a short loop is faster than several numpy calls.
         self._tokens = [0.0] * len(CHANCES)  # by class
-        self._spread = [0.0] * len(CHANCES)  # by level: variance of a step's tokens, per request
+        self._spread = [0.0] * len(CHANCES)  # by level: variance of a request's tokens
         self.rows = 0.0
         self._levels = Levels([], [], [])
         self._worked_out_at = -1  # `Calibration.steps` when `_levels` was computed

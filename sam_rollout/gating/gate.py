@@ -43,8 +43,8 @@ class Gate:
 class ScheduleGate(Gate):
     """A budget that depends only on the number of running requests.
 
-    `schedule` maps a largest number of requests to draft tokens. Above the largest of these
-    numbers, nothing is drafted.
+    `schedule` has the draft tokens per request, by the largest number of requests for which they
+    hold. With more requests than any of these numbers, nothing is drafted.
     """
 
     def __init__(self, schedule: Mapping[int, int], k: int) -> None:

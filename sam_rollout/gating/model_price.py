@@ -26,7 +26,7 @@ class _Octave:
         self.best = MODEL
         self.wait = _FIRST_WAIT
         self.waited = 0
-        self.spent = [[0.0, 0.0], [0.0, 0.0]]  # seconds and tokens of each way
+        self.spent = [[0.0, 0.0], [0.0, 0.0]]  # for TEXTS and for MODEL: seconds, tokens
 
     def s_per_token(self, way: int) -> float:
         seconds, tokens = self.spent[way]

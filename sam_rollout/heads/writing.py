@@ -105,8 +105,8 @@ def write_head(
 ) -> None:  # fmt: skip
     """Write a head's configuration, weights (bfloat16) and the record of its training.
 
-    The policy's embeddings and output matrix are left out, because vLLM shares the policy's current
-    ones.
+    The policy's embeddings and output matrix are left out, because the head uses the matrices that
+    the policy has in vLLM.
     """
     folder.mkdir(parents=True, exist_ok=True)
     state = trained.head.state_dict()

@@ -1,1 +1,1 @@
-"""The drafting of one batch between two forward passes, for any engine."""
+"""Drafts for the batch of any engine, between two forward passes."""

@@ -68,7 +68,7 @@ class RequestLedger:
         return ended
 
     def book(self, verified: Verified, num_tokens: np.ndarray, *, drafted: bool) -> None:
-        """Add a step to the totals; `drafted`: it had draft or padding tokens to verify."""
+        """Add a step to the totals; `drafted` says if it had draft or padding tokens to verify."""
         if not (drafted or self._anything_offered):
             self.step.fill(0)
             return

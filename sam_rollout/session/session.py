@@ -1,9 +1,9 @@
-"""The drafting of one batch between two forward passes, for any engine.
+"""Drafts for the batch of any engine, between two forward passes.
 
 An adapter (vLLM's proposer, vllm-ascend's runner, the benchmarks) hands over arrays and takes
 drafts. `DraftSession.step` has these stages:
 
-1. It follows the batch: which requests joined, left and ended.
+1. It takes in which requests joined the batch, left it and ended.
 2. It compares the last drafts with the samples (`Verified`).
 3. The gate sets the budget of draft tokens.
 4. The drafter reads every text's new tokens, and drafts if there is a budget.
@@ -273,7 +273,7 @@ class DraftSession:
         return budget if room or not drafts else 0
 
     def _follow(self, drafter: SamDrafter, request_ids: list[str]) -> None:
-        """Follow a changed batch, and free the state of requests that ended."""
+        """Take in a changed batch, and free the state of requests that ended."""
         ended = self._books.follow(request_ids, live=self._requests.live)
         drafter.finish(ended)
         before = set(self._request_ids)
@@ -346,7 +346,7 @@ class DraftSession:
             "The drafter failed and is switched off; the rollout continues without drafts.",
             exc_info=True,
         )
-        # No later change of the batch is followed, so its totals are closed now.
+        # Later changes of the batch are not noticed, so its requests' totals are closed now.
         with contextlib.suppress(Exception):  # the ledger may be what failed
             self._books.follow([], live=())
 

@@ -41,7 +41,7 @@ class LiveTexts(Source):
     def locate(
         self, token_ids: Int32Array, num_tokens: Int32Array, eligible: BoolArray, places: Int64Array
     ) -> None:
-        """Read the rows' new tokens; write to `places` where each automaton continues a row."""
+        """Read the rows' new tokens; write to `places` where automata continue the rows' texts."""
         self.catch_up(token_ids, num_tokens, eligible)
         self.pool.place_rows(self._active, places)
 

@@ -1,4 +1,4 @@
-"""The exchange of siblings' texts with other engines.
+"""Exchanges siblings' texts with other engines.
 
 The automata read a few of the received tokens in each engine step. The number of waiting texts is
 limited in each direction; further texts are dropped. Waiting texts count towards `max_bytes`. If
@@ -95,11 +95,12 @@ class OwnTexts:
 
 
 class SharedTexts:
-    """Both directions of the exchange. Before the first exchange no text is kept.
+    """Sends and receives texts; before the first exchange it keeps none.
 
     Args:
         max_bytes: memory for all texts of siblings, from this engine and others.
-        responses: the record of the engine's responses; it also keeps other engines' whole ones.
+        responses: the record of the engine's responses; it also gets other engines' whole
+            responses.
         place_of: maps a piece to its group and automaton, or to None if the piece is not wanted.
         keep_ended: called with the group and tokens of a text that has ended and was read.
     """

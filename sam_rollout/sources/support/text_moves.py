@@ -1,4 +1,4 @@
-"""Live texts that move from one automaton to another.
+"""Moves live texts from one automaton to another.
 
 The new automaton reads a moving text from the start. Each engine step reads a bounded number of
 tokens of all moving texts. A request drafts from the old automaton until its whole text is read. A
@@ -23,7 +23,7 @@ TOKENS_PER_STEP = 2048
 
 
 class MovingTexts:
-    """The slots of moving requests in new automata, until these have read the whole texts."""
+    """The slots that moving requests have in new automata, until their whole texts are read."""
 
     def __init__(self, pool: AutomatonPool) -> None:
         self._pool = pool
