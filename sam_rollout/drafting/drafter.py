@@ -196,7 +196,7 @@ class SamDrafter:
         return [piece for source in self.sources for piece in source.exchange(origin, pieces)]
 
     def wait(self) -> None:
-        """Wait until the sources' background work is done, which replays need."""
+        """Wait until the sources' background work is done, so that a replay can be repeated."""
         for source in self.sources:
             source.wait()
 

@@ -87,7 +87,7 @@ class AutoGate(Gate):
         self._unseen = self._to_skip = 0  # steps skipped since that step, and steps still to skip
         self._passed_s = 0.0  # time of all steps, without interruptions
         self._meter = LoadMeter()
-        self._whole = False  # whether steps have k draft or padding tokens per request, or none
+        self._whole = False  # whether each step has 0 or k draft tokens per request (with padding)
         self._best = 0  # the chosen level
         self._decided_for = 0  # number of requests at the last decision
         self._budget = 0

@@ -95,7 +95,7 @@ class MovingTexts:
         return [(row, *self._slots.pop(request_ids[row])) for row in rows[done].tolist()]
 
     def _read_ended(self) -> None:
-        """Read more of the ended texts, in order; for the limit, each read counts whole blocks."""
+        """Read more of the ended texts, in order; each read uses up whole blocks of the limit."""
         room = TOKENS_PER_STEP
         while self._ended and room > 0:
             text, slot, _ = self._ended[0]

@@ -1,8 +1,8 @@
-"""The weights of a draft model in an engine that a trainer sends weights to.
+"""Handles the weights of a draft model in an engine that gets weights from a trainer.
 
 Such an engine starts with random policy weights; the drafter's weights come from its files. vLLM
-lets a head share the policy's embedding only if the head's copy equals it. At the start it does
-not, so the head would keep a copy that is never trained.
+lets a head share the policy's embedding only if the head's copy equals it. At the start the two
+differ, so the head would keep a copy that is never trained.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sam_rollout.integrations.vllm.wrapping import wrap_once
 
 _HEADS = ("eagle", "eagle3")  # methods that use the policy's embedding
 _READ_AGAIN = ("draft_model", "medusa")  # vLLM loads these with the policy's load_format
-_RANDOM = "dummy"  # load_format of engines that a trainer sends weights to
+_RANDOM = "dummy"  # load_format of engines that get their weights from a trainer
 
 
 def share_embeddings(loader: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""Drafts of a model that vLLM runs, as one source of a session among others.
+"""Makes the drafts of a model that vLLM runs one of a session's sources.
 
 vLLM loads the drafter and runs its passes; we wrap the runner's method that calls it. The first
 pass runs over every token of a step, so the drafter's cache does not depend on the verified drafts.
@@ -41,8 +41,8 @@ class EngineDrafter(Wrapper):
 
     Args:
         passes: largest number of passes in a step, the same for engines in lockstep.
-        alone: whether no other process takes part in the drafter's passes. If not, a failure of the
-            drafter ends the engine.
+        alone: whether no other process takes part in the drafter's passes. If others do, a failure
+            of the drafter ends the engine.
         drafted: called after every step with the step's sampled tokens by row; None on ranks whose
             drafts are not read, and with asynchronous scheduling.
         ahead: whether the caller calls `launched` and `arrived` (asynchronous scheduling).
@@ -127,7 +127,7 @@ class EngineDrafter(Wrapper):
         return counters
 
     def probe(self, begin: bool) -> tuple[int, int]:
-        """Begin or end to compare the drafter's first tokens with the sampled tokens.
+        """Begin or end a comparison of the drafter's first tokens with the sampled tokens.
 
         Returns how many first draft tokens were judged so far, and how many were right.
         """

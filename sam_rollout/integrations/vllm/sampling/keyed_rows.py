@@ -22,7 +22,7 @@ REMEMBERED_PROMPTS = 100_000
 
 
 class KeyedRows(LogitsProcessor):
-    """Gives samplers the random bits of a step's rows; as a logits processor, changes no logits.
+    """Gives samplers the random bits of a step's rows; a logits processor that changes no logits.
 
     The bits depend on the request's key, which comes from the request's identity. No other request
     may carry this identity, so ``SamplingParams.n`` has to be 1. Without an identity, the key comes

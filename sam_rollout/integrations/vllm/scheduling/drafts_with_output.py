@@ -1,4 +1,4 @@
-"""Drafts that travel with a step's output, where vLLM schedules synchronously.
+"""Sends drafts together with a step's output, where vLLM schedules synchronously.
 
 vLLM would fetch the drafts by a second message after every step. Here the worker adds them to the
 output (`WithOutput`), and the scheduler takes them (`SyncScheduler`). After an output without our

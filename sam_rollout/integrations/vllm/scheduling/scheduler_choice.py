@@ -1,4 +1,4 @@
-"""The choice of a scheduler for an engine with our drafter.
+"""Chooses the scheduler of an engine with our drafter.
 
 vLLM schedules asynchronously only for the methods of a list. Our method is added to this list while
 an engine's configuration is checked. An engine that schedules synchronously takes drafts from a

@@ -75,7 +75,7 @@ class CpuTreeAttention(TreeAttention):
         starts = metadata.query_start_loc.numpy()
         lengths = metadata.seq_lens.numpy()
         table = metadata.block_table.numpy()
-        # Each text: its tokens to compute, its length, its pages, and (token, position) to copy.
+        # Each text: tokens to compute, length, pages, and pairs (token, position) to copy.
         texts: list[tuple[list[int], int, np.ndarray, list[tuple[int, int]]]] = []
         tree_tokens: list[int] = []
         branching = set(trees.branching.tolist())

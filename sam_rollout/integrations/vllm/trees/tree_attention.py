@@ -45,7 +45,7 @@ class TreeAttention(Wrapper):
         raise NotImplementedError
 
     def make_plan(self, trees: StepTrees, metadata: Any) -> Any:
-        """Return what all layers need to know of a step with trees."""
+        """Return what all layers need to know about a step with trees."""
         raise NotImplementedError
 
     def plan(self, metadata: Any) -> Any:
