@@ -122,8 +122,8 @@ def _begin_task(task, lane, header, state, entry):
 def vote_lanes(lanes, tasks, asked, count, waiting):
     """Find the continuations of many lanes, and write them to their tasks.
 
-    All lanes take one step at a time and prefetch the memory of their next step, which overlaps
-    their waits.
+    All lanes take one step at a time and prefetch the memory of their next step, so that their
+    waits overlap.
 
     Args:
         lanes, tasks: addresses of the tables of lanes and tasks.

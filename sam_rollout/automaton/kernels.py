@@ -19,8 +19,8 @@ that grow in turns, and used for drafting as in SAM-Decoding (arXiv 2411.10666):
 A state also notes how often its strings were continued, and the latest prefix that ended with one
 of them when it was continued. A clone also keeps its latest and its most frequent token, with the
 states that they lead to. A block of a run notes which text wrote it. All this is noted when a text
-adds a state, along a bounded number of suffix links. The votes for a draft's next token are made of
-these notes (`continuations.py`).
+adds a state, along a bounded number of suffix links. These notes are the votes for a draft's next
+token (`continuations.py`).
 
 An example shows the arrays of a text with an automaton to itself, after reading "a b c b a b".
 Letters stand for the tokens 0, 1 and 2. Below the run are the suffix links of its states::
@@ -813,7 +813,7 @@ def _text_changed(text, token_ids, row, length):
     """Whether a row differs from the text read so far instead of continuing it.
 
     A request id may be reused, or a request's text may be cut. Only the length and the last few
-    tokens are compared. A row that is not found only lowers acceptance.
+    tokens are compared. A changed row that is not noticed only lowers acceptance.
     """
     read = text[LENGTH]
     if length < read:
@@ -888,8 +888,8 @@ def _fetch_slot(header, state, token):
 def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
     """Prefetch the memory for reading the first new tokens of rows, from row `first` on.
 
-    All rows follow one suffix link at a time and prefetch the memory of the next link, which
-    overlaps their waits. First they look for the states that their tokens lead to. Then they follow
+    All rows follow one suffix link at a time and prefetch the memory of the next link, so that
+    their waits overlap. First they look for the states that their tokens lead to. Then they follow
     the rest of the suffix links. Only the scratch space `lanes` is written to.
     """
     row_of, position_of = _pointer_of_row(lanes, 0), _pointer_of_row(lanes, 1)

@@ -91,7 +91,7 @@ class Baseline:
 
     @property
     def longest(self) -> int:
-        """Length of the longest prompt with its response, tokens."""
+        """Length of the longest prompt with its response, in tokens."""
         rounds = (one for rollout in self.rollouts for one in rollout.rounds)
         return max(len(response.trace.tokens) for one in rounds for response in one)
 

@@ -43,12 +43,12 @@ class Replay:
 class Rows:
     """The running requests of a replay, in the rows of an engine's batch.
 
-    `length` is that of the longest text in tokens, `name` the beginning of all request ids.
+    `length` is the length of the longest text in tokens. All request ids begin with `name`.
     """
 
     def __init__(self, max_rows: int, length: int, name: str) -> None:
         self.waiting: deque[Trace] = deque()
-        self.ids: list[str] = []  # of the requests, by row
+        self.ids: list[str] = []  # the requests' ids by row
         self.tokens = np.zeros((max_rows, length), np.int32)  # row i has the text of request i
         # int32 [max_rows]: known tokens, tokens of the last step, length of the text.
         self.known, self.gained, self._lengths = np.zeros((3, max_rows), np.int32)

@@ -1,4 +1,4 @@
-"""Confidence intervals of gains and differences between runs, of ratios, and of shares.
+"""Computes confidence intervals of gains and differences between runs, of ratios, and of shares.
 
 A bootstrap draw takes runs of each side with replacement, and then steps with replacement, the same
 steps for all runs. This is a bootstrap of two crossed factors (Owen, The pigeonhole bootstrap,

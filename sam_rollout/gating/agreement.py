@@ -1,4 +1,4 @@
-"""One budget for engines that wait for each other in every step.
+"""Finds one budget for engines that wait for each other in every step.
 
 Engines that share experts compute every layer together, so the proposal of the busiest engine holds
 for all (docs/gating.md). The reports of a step are exchanged at the start of the next step, so no

@@ -1,4 +1,4 @@
-"""A gate whose errors do not end a rollout, made from a configuration."""
+"""Makes a gate from a configuration, and keeps the gate's errors from ending a rollout."""
 
 import contextlib
 import logging

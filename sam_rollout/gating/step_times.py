@@ -1,4 +1,4 @@
-"""How long an engine step takes, learned from the steps of the engine itself (docs/gating.md).
+"""Learns from an engine's steps how long the next step will take (docs/gating.md).
 
 The expected time of a step is `speed * base * correction`:
 

@@ -1,4 +1,4 @@
-"""A session's record of its steps and requests."""
+"""Records a session's steps and requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts of drafted and accepted tokens: per request, per step, and by the length of the context.
+"""Counts drafted and accepted tokens per request, per step, and by the length of the context.
 
 Padding tokens (``padding.py``) are not counted as drafts. They come after a row's draft tokens, so
 the first accepted tokens of a row are draft tokens.

@@ -1,4 +1,4 @@
-"""How training and rollout divide a model among devices, and the limits of one engine."""
+"""Describes how training and rollout divide a model among devices, and an engine's limits."""
 
 import dataclasses
 

@@ -90,7 +90,7 @@ class TrainingStep(NamedTuple):
 
     metrics: Mapping[str, float]
     engines: Sequence[EngineReport] = ()  # empty if the step's records were lost
-    since_s: float = -math.inf  # begin of the records, seconds since the epoch
+    since_s: float = -math.inf  # when the records begin, seconds since the epoch
 
 
 class Finding(NamedTuple):

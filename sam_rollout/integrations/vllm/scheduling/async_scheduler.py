@@ -1,4 +1,4 @@
-"""Late binding in the scheduler: it reserves placeholders, and `late_binding.py` fills in drafts.
+"""Reserves placeholders in the schedule, which `late_binding.py` replaces by drafts.
 
 With each step's output the worker sends a `Note`, which says whether the next scheduled step may
 have drafts. If so, placeholders are reserved for all requests, otherwise for none.
