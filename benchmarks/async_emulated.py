@@ -62,7 +62,7 @@ class Engine(Device):
 
 
 def measure(traces: list[Trace], side: str, requests: int) -> dict[str, dict[str, float]]:
-    """Sample a set again; return the figures of each trainer."""
+    """Replay a set; return the figures of each trainer."""
     longest, found = max(len(trace.tokens) for trace in traces) + 1, Replay()
     engine = Engine(side, requests // ROWS, longest, found)
     for step in sorted({trace.step for trace in traces}):

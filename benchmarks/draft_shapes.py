@@ -61,7 +61,7 @@ class Device(TreeSession):
 
 
 def measure(traces: list[Trace], side: str, device: str) -> dict[str, float]:
-    """Sample a set again; return the time per sampled token, and averages over engine steps."""
+    """Replay a set; return the time per sampled token, and averages over engine steps."""
     session = Device(side, DEVICES[device], max(len(trace.tokens) for trace in traces) + 1)
     found = Replay()
     for step in sorted({trace.step for trace in traces}):

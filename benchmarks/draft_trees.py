@@ -4,10 +4,10 @@
     python -m benchmarks.draft_trees --check [--traces FOLDER]
 
 The program counts engine steps and measures no times. With ``--traces`` (sets of
-``benchmarks.real_traces``), recorded responses are sampled again with all text sources but
-`draws`. If a set has several training steps, the first step is only read as earlier texts. Then
-the tiny model runs in vLLM, and all sides have to sample the same responses. ``--check`` fails
-if the gains are smaller than docs/results.md says.
+``benchmarks.real_traces``), it replays recorded responses with all text sources but `draws`. If a
+set has several training steps, the first step is only read as earlier texts. Then the tiny model
+runs in vLLM, and all sides have to sample the same responses. ``--check`` fails if the gains are
+smaller than docs/results.md says.
 """
 
 import hashlib

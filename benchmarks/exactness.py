@@ -68,7 +68,7 @@ SAMPLERS: dict[str, tuple[Draw, Draw]] = {
 
 
 def tokens_before_a_change(share: float) -> float:
-    """Return the mean count of tokens before the first change; each changes with chance `share`."""
+    """Return the mean count of tokens before a change; each token changes with chance `share`."""
     if share < 1e-12:
         return float(RESPONSE)
     return -math.expm1(RESPONSE * math.log1p(-share)) * (1 - share) / share

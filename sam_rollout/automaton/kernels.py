@@ -1075,5 +1075,5 @@ KERNELS = extend_rows, place_rows, free_blocks, begin_table, begin_moving, finis
 
 
 def warm_up() -> compilation.WarmUp:
-    """Compile or load the kernels; the first time on a machine takes seconds, later about 1 s."""
+    """Compile or load the kernels; a machine's first call takes seconds, later ones about 1 s."""
     return compilation.warm_up(*KERNELS)

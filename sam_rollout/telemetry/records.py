@@ -80,7 +80,7 @@ class DraftNote:
     drafter_us: float = column(pa.float32(), "drafter time after this step's forward, us", 0.0)
     draft_budget: int | None = column(
         _INT,
-        "most tokens that the gate allowed per request, handed over or not; null: no drafter",
+        "maximum per request that the gate allowed, handed over or not; null: no drafter",
         None,
     )
     draft_trees: bool | None = column(

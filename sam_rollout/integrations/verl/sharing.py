@@ -140,7 +140,8 @@ class TextSharing:
         }
         self._exchange = exchange
         self._running: Counter[GroupKey] = Counter()
-        # The groups that each engine runs; several engines' groups come from sampled pieces.
+        # The groups that each engine runs, read from the pieces that it samples. They are used only
+        # if the server has several engines.
         self._runs: list[set[GroupKey]] = [set() for _ in range(engines)]
         self._arrived = [_PieceQueue() for _ in range(engines)]
         self._lost = 0
