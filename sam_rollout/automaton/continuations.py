@@ -315,7 +315,7 @@ def follow(kind, address, state, length, token):
 
 @_inlined
 def follow_lane(lanes, tasks, number, token):
-    """Move a lane to its place after a token, like `follow`; often `vote_lanes` found it before."""
+    """Move a lane to its place after a token, like `follow`; `vote_lanes` often has found it."""
     lane = lane_at(lanes, number)
     state, length = lane[LANE_STATE], lane[LANE_LENGTH]
     states = live._int64_pointer(lane[LANE_HEADER])[live.STATES]

@@ -19,8 +19,8 @@ that grow in turns, and used for drafting as in SAM-Decoding (arXiv 2411.10666):
 A state also notes how often its strings were continued, and the latest prefix that ended with one
 of them when it was continued. A clone also keeps its latest and its most frequent token, with the
 states that they lead to. A block of a run notes which text wrote it. All this is noted when a text
-adds a state, along a bounded number of suffix links. These notes are the votes for a draft's next
-token (`continuations.py`).
+adds a state, along a bounded number of suffix links. The votes for a draft's next token are read
+from these notes (`continuations.py`).
 
 An example shows the arrays of a text with an automaton to itself, after reading "a b c b a b".
 Letters stand for the tokens 0, 1 and 2. Below the run are the suffix links of its states::
@@ -189,7 +189,7 @@ _inlined = njit(nogil=True, forceinline=True)
 
 
 def _pointer_to(element):
-    """Make an intrinsic that turns an address into a pointer, which takes negative indices."""
+    """Make an intrinsic that turns an address into a pointer; this takes negative indices."""
 
     @intrinsic
     def pointer(typing_context, address):

@@ -1,4 +1,4 @@
-"""The recorder of generated texts, which keeps them until their requests end.
+"""Records generated texts, and keeps them until their requests end.
 
 An engine reports the end of a request only after the request's row belongs to another request.
 """

@@ -1,4 +1,4 @@
-"""The name of the machine's processor."""
+"""Finds the name of the machine's processor."""
 
 import platform
 from pathlib import Path

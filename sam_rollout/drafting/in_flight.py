@@ -1,7 +1,7 @@
 """Drafts in flight: the tokens that the engine received, and which of them were accepted.
 
 The number of accepted draft tokens follows from the text alone: it is the length of the draft's
-    longest prefix with which the text continues.
+longest prefix with which the text continues.
 
 Tokens that are held back are chosen like draft tokens, but the engine does not receive them. The
 token that the model samples after the draft shows whether the first held-back token is right.

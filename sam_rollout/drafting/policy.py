@@ -4,7 +4,7 @@ Each source finds the longest suffix of the request's text and draft that occurs
 texts (`automaton/continuations.py`). It votes for the most frequent and the latest token that
 followed this suffix there, and for two such tokens after the next shorter suffix. Similar votes
 form a class. If a share p of a class's votes was right, each vote of the class has the weight
--log(1 - p). The weights of votes for the same token are added up (a noisy or). The token with the
+-log(1 - p). The weights of votes for the same token are summed (a noisy or). The token with the
 largest sum is drafted.
 
 Votes of texts are often wrong together, because texts copy the same passages. So if a model drafts
@@ -80,7 +80,7 @@ class DraftPolicy:
         # tokens of these votes, and their classes.
         most_votes = max(sources, 1) * continuations.LEVELS * continuations.VOTES_PER_LEVEL
         self._votes = np.zeros((max_rows, limits.k, _VOTES + 2 * most_votes), np.int32)
-        self._chances = np.zeros((max_rows, limits.k), np.float32)  # of being accepted
+        self._chances = np.zeros((max_rows, limits.k), np.float32)  # the tokens' chances
         self._offered = np.zeros(max_rows, np.int32)  # tokens found, -1 if drafts are not allowed
         self._tokens = np.zeros((4, len(CHANCES)))  # see `Offered`
         # Scratch space.

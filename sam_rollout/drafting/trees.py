@@ -132,7 +132,7 @@ class TreePolicy(DraftPolicy):
         return drafted
 
     def offered(self, verified: Verified) -> Offered | None:
-        """Return counts of the tokens found for the last trees, which `learn` has made."""
+        """Return the counts by `learn` of the tokens that were found for the last trees."""
         return Offered(self._judged_rows, self._tokens) if self._tells else None
 
 

@@ -85,7 +85,7 @@ class Supply:
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
         # These are lists, because with cold caches a short loop is faster than several numpy calls.
-        self._tokens = [0.0] * len(CHANCES)  # by class
+        self._tokens = [0.0] * len(CHANCES)  # by class: tokens offered per request
         self._spread = [0.0] * len(CHANCES)  # by level: variance of a request's tokens
         self.rows = 0.0
         self._levels = Levels([], [], [])

@@ -46,7 +46,7 @@ class Step:
 
 
 class Learner:
-    """A head with the matrices of its policy, which learns `steps` draft steps.
+    """A head that learns `steps` draft steps, with the matrices of its policy.
 
     `vocabulary` has the tokens that the head can draft, ascending, [draft vocabulary]; by default
     it can draft all. `output` is the head's own output matrix, [draft vocabulary, hidden]; by

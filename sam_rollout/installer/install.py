@@ -6,7 +6,7 @@
                                they are, only what is missing is added
 
 Variables: PYTHON (for scripts/install.sh: the interpreter to start from), PIP_FIND_LINKS and
-    PIP_INDEX_URL (as for pip).
+PIP_INDEX_URL (as for pip).
 """
 
 from __future__ import annotations

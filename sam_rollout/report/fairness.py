@@ -237,7 +237,7 @@ def unfinished(case: Case) -> _Found:
 
 
 def other_load(case: Case) -> _Found:
-    """Compares the time per token of the actor's update, which drafts do not affect."""
+    """Compares the actor's update times per token, because drafts do not affect these."""
     if known := case.means_of("timing_s/update_actor", "perf/total_num_tokens"):
         (base_s, sam_s), (base_tokens, sam_tokens) = known
         ratio = (sam_s / sam_tokens) / (base_s / base_tokens) - 1

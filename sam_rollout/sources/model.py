@@ -209,7 +209,7 @@ class ModelDrafts(Source):
         interface.write_places(places[:rows], kind, headers, 0, lengths)
 
     def settle(self) -> None:
-        """Drop the drafts, which were made for this step alone."""
+        """Drop the drafts, because they were made for this step alone."""
         self._rows = 0
 
     def counters(self) -> Mapping[str, int]:

@@ -195,7 +195,7 @@ def _schema(record: type) -> pa.Schema:
 
 NOTE_COLUMNS = tuple(one.name for one in fields(DraftNote))
 ENGINE_STEPS, REQUESTS, TRACES = map(_schema, (StepRecord, RequestRecord, TraceRecord))
-# A table's name, which its folder has too -> its schema, and its column with the time of a row.
+# Name of a table and of its folder -> the table's schema, and its column with the time of a row.
 TABLES: dict[str, tuple[pa.Schema, str]] = {
     "engine_steps": (ENGINE_STEPS, "time_s"),
     "requests": (REQUESTS, "end_s"),

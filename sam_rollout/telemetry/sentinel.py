@@ -231,7 +231,7 @@ class Sentinel:
 def _verified_in(step: TrainingStep) -> np.ndarray:
     """Return the numbers of accepted and verified draft tokens, and of verified drafts.
 
-    The numbers are zero if the gate `auto` only tried drafts, which is not a problem.
+    The numbers are zero if the gate `auto` only tried drafts, because this is not a problem.
     """
     trials, opened = (
         sum(engine.drafter_counters.get(f"gate/{name}", 0.0) for engine in step.engines)

@@ -44,8 +44,8 @@ class _Response:
     keys: RequestKeys = field(default_factory=RequestKeys)
 
 
-# Column of a batch of prompts: the sibling number of a row's first response, which is the number of
-# responses to equal prompts asked for earlier in the same step.
+# Column of a batch of prompts: the sibling number of a row's first response. It is the number of
+# responses to equal prompts that the same step has asked for before.
 FIRST_SIBLING_COLUMN = "sam_first_sibling"
 # verl's column, which only some batches have: the number of responses to each prompt.
 OWN_NUMBER_COLUMN = "__rollout_n__"

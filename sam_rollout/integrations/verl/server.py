@@ -314,7 +314,7 @@ class SamHttpServer(vLLMHttpServer):
         """Sample `count` of the last collected requests again without drafts, and compare texts.
 
         Raises:
-            RuntimeError: Requests are running, which would lose their drafts.
+            RuntimeError: Requests are running, and would lose their drafts.
         """
         if self._under_way:
             raise RuntimeError(f"{len(self._under_way)} requests are under way")

@@ -24,7 +24,7 @@ from sam_rollout.integrations.verl.policy_part import PolicyPart, this_device
 
 @dataclass(frozen=True, eq=False)
 class _Window:
-    """Consecutive tokens of a prompt and its response, whose hidden states are captured."""
+    """Consecutive tokens of a prompt and its response; their hidden states are captured."""
 
     begin: int  # The first token's number in the micro-batch.
     tokens: Tensor  # Token ids, on the host.

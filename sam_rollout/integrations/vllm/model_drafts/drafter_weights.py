@@ -62,5 +62,5 @@ def read_again(runner: Any) -> None:
     model, draft_config = runner.drafter.model, speculation.draft_model_config
     with set_current_vllm_config(config):
         get_model_loader(LoadConfig(load_format="auto")).load_weights(model, draft_config)
-        # On a CPU, layers compute with packed copies of their weights, which have to be renewed.
+        # On a CPU, layers compute with packed copies of their weights. These have to be renewed.
         process_weights_after_loading(model, draft_config, runner.device)

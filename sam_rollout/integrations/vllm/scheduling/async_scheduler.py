@@ -1,4 +1,4 @@
-"""Reserves placeholders in the schedule, which `late_binding.py` replaces by drafts.
+"""Reserves placeholders for drafts in the schedule; `late_binding.py` fills them.
 
 With each step's output the worker sends a `Note`, which says whether the next scheduled step may
 have drafts. If so, placeholders are reserved for all requests, otherwise for none.

@@ -27,7 +27,7 @@ from sam_rollout.integrations.vllm.trees.tree_attention import TreeAttention
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
-# Largest differences that count as rounding in the trial, whose values are about 1.
+# Differences up to these numbers count as rounding in the trial, where values are about 1.
 ROUNDING = {torch.float32: 2e-3, torch.float16: 0.04, torch.bfloat16: 0.04}
 
 
@@ -89,7 +89,7 @@ class SplitTreeAttention(TreeAttention):
 
     table_name: ClassVar[str]  # of the block table in the attention's metadata
     writes_cache: ClassVar[bool]  # the implementation's `forward` also writes the cache
-    cache_axis: ClassVar[int]  # of a layer's cache: keys, then values
+    cache_axis: ClassVar[int]  # axis of a layer's cache with the keys at 0, the values at 1
 
     def __init__(self, runner: Any, keeper: TreeKeeper) -> None:
         super().__init__(runner, keeper)

@@ -14,7 +14,7 @@ from sam_rollout.integrations.vllm.wrapping import Wrapper
 class TreeAttention(Wrapper):
     """Replaces the attention of a runner's layers in steps with trees; the cache must be ready."""
 
-    implementation: ClassVar[type]  # of the layers' attention
+    implementation: ClassVar[type]  # the class of the layers' attention
     goes_with_model: ClassVar[bool]  # whether a draft model may draft, too
 
     def __init__(self, runner: Any, keeper: TreeKeeper) -> None:
