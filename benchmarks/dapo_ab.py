@@ -1,4 +1,4 @@
-"""Trains whole DAPO runs, without and with SAM in turns, and one that makes no fair comparison.
+"""Trains whole DAPO runs without and with SAM in turns, and one whose comparison is not fair.
 
     python -m benchmarks.dapo_ab [--repeats 3] [--steps 5] [--work-dir outputs/dapo_ab]
     python -m benchmarks.dapo_ab --again    # only compare the stored runs again

@@ -131,7 +131,8 @@ class SamConfig(Section):
     """The settings of speculation as a whole; the Hydra group `sam`.
 
     The defaults are the values of `sam=on`; docs/configuration.md explains all settings.
-    `max_draft_tokens` is k, the maximum per request and step, without the bonus token.
+    `max_draft_tokens` is k, the maximum number of draft tokens per request and step. The bonus
+    token is not counted.
     """
 
     PATH: ClassVar[str] = "sam"

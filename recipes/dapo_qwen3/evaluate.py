@@ -154,9 +154,9 @@ def compare(
     """Compare the responses to the same requests with speculation off and on.
 
     ``difference`` is pass@1 of "on" minus "off", paired by problem. ``kept`` says whether drafts
-    kept the responses. It is None if the sampler allows other responses. It is true if tokens were
-    drafted, and all examined divergences of responses are ties. If responses diverged but no
-    divergence was examined, it is false.
+    have left the responses unchanged, up to ties. It is None if the sampler does not promise this.
+    It is true if tokens were drafted, and all examined divergences of responses are ties. It is
+    false if responses diverged but no divergence was examined.
     """
     difference = mean([right - left for left, right in zip(_shares(off), _shares(on), strict=True)])
     total = sum(map(len, off))

@@ -19,7 +19,7 @@ import numpy as np
 
 from sam_rollout.core.verified import CHANCES, Offered
 
-LEVELS = len(CHANCES) + 1  # level 0: no draft; level n: tokens of a chance >= CHANCES[n - 1]
+LEVELS = len(CHANCES) + 1  # level 0: no draft; level n: tokens with chance >= CHANCES[n - 1]
 _ROWS = 256  # latest requests whose offers count; a request counts in each of its steps
 _STEPS = 16  # latest steps whose offers count, if they have more than _ROWS requests
 _JUDGED = 2048  # when a class has this many judged tokens, its counts are halved

@@ -17,7 +17,7 @@ _LOOK_AHEAD = 8
 
 
 class MadeDrafts:
-    """Asks for the model's drafts while the gate is open and, by `price`, the model pays."""
+    """Asks for the model's drafts while the gate is open and `price` says that the model pays."""
 
     def __init__(
         self, config: ModelSourceConfig, hooks: EngineHooks, price: ModelPrice | None

@@ -151,7 +151,11 @@ class PromptTexts(GroupedTexts[GroupKey]):
         return super()._nbytes + self._shared.nbytes + self._ended_bytes
 
     def _make_room(self) -> None:
-        """Drop other engines' waiting texts, then earlier responses, then ended and live groups."""
+        """Drop texts until the rest fits into memory.
+
+        Other engines' waiting texts go first, then earlier responses, then groups without a live
+        request, then the other groups.
+        """
         self._shared.forget_all()
         for group in [one for one in self._groups.values() if one.seeded_tokens]:
             if self._nbytes <= self._max_bytes:

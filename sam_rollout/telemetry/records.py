@@ -80,7 +80,8 @@ class DraftNote:
     drafter_us: float = column(pa.float32(), "drafter time after this step's forward, us", 0.0)
     draft_budget: int | None = column(
         _INT,
-        "maximum per request that the gate allowed, handed over or not; null: no drafter",
+        "maximum number of draft tokens per request that the gate allowed, handed over or not; "
+        "null: no drafter",
         None,
     )
     draft_trees: bool | None = column(

@@ -71,8 +71,8 @@ _IDENTICAL, _TIES = "sam/proof/identical_share", "sam/proof/ties_share"
 # This number is added to both differences before their ratio is taken, because a ratio of rounding
 # errors has no meaning.
 _ROUNDING = 1e-3
-# This number is added to the accepted tokens of the later step, because chance may explain their
-# lack: if none of n tokens is accepted, the true rate may still be 3 / n (the rule of three).
+# This number is added to the later step's accepted tokens, because it may have few by chance: if
+# none of n tokens is accepted, the true rate may still be 3 / n (the rule of three).
 _RULE_OF_THREE = 3.0
 
 

@@ -1,4 +1,4 @@
-"""Makes the drafts of a model that vLLM runs one of a session's sources.
+"""Turns the drafts of a model that vLLM runs into a source of the session.
 
 vLLM loads the drafter and runs its passes; we wrap the runner's method that calls it. The first
 pass runs over every token of a step, so the drafter's cache does not depend on the verified drafts.
