@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vllm import LLM
 
 SAMPLER = RolloutSamplerConfig(kind="coupled")
-# Without the source `run`, because drafts from texts of earlier modes would make later modes of a
+# The source `run` is off, because drafts from texts of earlier modes would make later modes of a
 # comparison faster.
 DRAFTER = SamConfig(sources=sources_of("own", "prompt"))
 

@@ -190,8 +190,8 @@ def evaluate(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dic
     names = ("dtype", "tensor_parallel_size", "max_num_seqs", "seed")
     arguments = {
         **{name: getattr(options, name) for name in names},
-        # Room for twice a step's draft tokens, because vLLM stops drafting close to
-        # `max_model_len`.
+        # There is room for twice a step's draft tokens, because vLLM stops drafting close to this
+        # limit.
         "max_model_len": longest + 2 * k,
         # `look_at_ties` needs all log-probabilities of the distribution that is sampled from.
         "logprobs_mode": "processed_logprobs",

@@ -39,7 +39,8 @@ class _Response:
     step: int
     split: str
     sibling: int
-    # The first turn's prompt, because later turns' prompts contain this sibling's own answers.
+    # The first turn's prompt identifies a response, because later turns' prompts contain this
+    # sibling's own answers.
     first_prompt_ids: Sequence[int] = ()
     keys: RequestKeys = field(default_factory=RequestKeys)
 

@@ -102,8 +102,8 @@ def _size(piece: tuple) -> int:
 @dataclasses.dataclass
 class _Peer:
     server: Any
-    folder: str = ""  # The name of the folder that it announced; empty if it has none.
-    runs: frozenset[GroupKey] = frozenset()  # The groups that it last announced.
+    folder: str = ""  # The name of the folder that the peer announced; empty for none.
+    runs: frozenset[GroupKey] = frozenset()  # The groups that the peer last announced.
     knows: frozenset[GroupKey] | None = None  # This server's groups, as last sent to the peer.
     waiting: _PieceQueue = dataclasses.field(default_factory=_PieceQueue)
     sending: asyncio.Task | None = None

@@ -209,7 +209,7 @@ class EngineDrafter(Wrapper):
             counts = torch.tensor([len(tokens) for tokens in sampled])
         else:
             counts = ((sampled >= 0) & (sampled < runner.input_batch.vocab_size)).sum(dim=1)
-        # Each row's last scheduled token, without draft tokens.
+        # This is each row's last scheduled token that is no draft token.
         last = runner.query_start_loc.gpu[1 : len(counts) + 1] - 1
         if metadata is not None:
             drafts = metadata.cu_num_draft_tokens.diff(prepend=last.new_zeros(1))
@@ -231,7 +231,7 @@ class EngineDrafter(Wrapper):
             copied = logits.to(torch.float32, copy=True)
             tokens = self._noise.draw_drafts(copied, self._sampling, self._position)
             self._position = self._position + 1
-        # Converted in parts, because vLLM reserved no memory for a float32 copy of all logits.
+        # Logits are converted in parts, because vLLM reserved no memory for a float32 copy of all.
         scores = logits.gather(1, tokens.unsqueeze(1)).squeeze(1).float()
         pieces = logits.split(_ROWS_AT_ONCE)
         sums = torch.cat([piece.float().logsumexp(dim=-1) for piece in pieces])

@@ -148,7 +148,7 @@ def run(check: OperatorCheck) -> dict[str, Any]:
     contexts = [len(prompt) for prompt in prompts]
     arguments = {
         "dtype": check.dtype,
-        # Room for twice the draft tokens, because vLLM stops drafting close to this limit.
+        # There is room for twice the draft tokens, because vLLM stops drafting close to this limit.
         "max_model_len": max(contexts) + check.max_tokens + 2 * max(check.draft_tokens),
         "max_num_seqs": check.prompts,
         "seed": check.seed,
