@@ -1,4 +1,4 @@
-"""Trials of the draft shape that is not in use: when to make them, and the offers that they found.
+"""Decides when to try the draft shape that is not in use, and keeps the offers that trials found.
 
 A series of trials is over when enough requests had offers (tokens that could be drafted), or when
 twice as many requests took part. Each wait before a series is twice as long as the previous wait,

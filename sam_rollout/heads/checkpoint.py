@@ -1,7 +1,7 @@
 """Reads the folder of an EAGLE-3 head without torch, and checks that it fits its policy.
 
 Two formats can be read: the format of the speculators library and the format of Hugging Face llamas
-(`LlamaForCausalLMEagle3`). This package writes heads in the first one.
+(`LlamaForCausalLMEagle3`). This package writes heads in the first format.
 """
 
 from collections.abc import Mapping

@@ -96,8 +96,9 @@ class OnlineHead:
         """Measure acceptance on the new windows, and make updates as long as time is left.
 
         `find_policy` returns the policy's current matrices on the device. It has to return the same
-        in all processes, or to raise in all. It is called only if there is time. `seconds` is this
-        step's share of time. Unused and overdrawn time is carried over to the next step.
+        in all processes, or to raise in all. It is called only if there is time. `seconds` is the
+        time that this training step grants. Unused and overdrawn time is carried over to the next
+        step.
 
         Return metrics by their names without `sam/head_training/`. Without new windows, the
         acceptance is left out.

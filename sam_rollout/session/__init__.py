@@ -1,1 +1,1 @@
-"""Drafts for the batch of any engine, between two forward passes."""
+"""Makes the drafts for one batch between two forward passes, in any engine."""

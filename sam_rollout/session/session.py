@@ -1,4 +1,4 @@
-"""Drafts for the batch of any engine, between two forward passes.
+"""Makes the drafts for one batch between two forward passes, in any engine.
 
 An adapter (vLLM's proposer, vllm-ascend's runner, the benchmarks) hands over arrays and takes
 drafts. `DraftSession.step` has these stages:

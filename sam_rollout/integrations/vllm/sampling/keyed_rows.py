@@ -1,4 +1,4 @@
-"""The random bits of every row that vLLM samples from, keyed by request and position.
+"""Makes the random bits of every row that vLLM samples from; request and position are their key.
 
 A row's request is looked up when vLLM reports a changed batch to its logits processors. The
 position follows from the forward pass's position ids.
