@@ -151,7 +151,7 @@ class OwnSession(Session):
             self.requests.pop(request_id, None)
 
     def exchange(self, name: str, pieces: Sequence[Piece]) -> list[Piece]:
-        """Read pieces of text from other engines; return the new pieces of this engine, `name`."""
+        """Read other engines' pieces of text; return the new pieces of the engine called `name`."""
         return self._session.exchange_texts(name, pieces)
 
     def end_step(self) -> None:
