@@ -95,6 +95,14 @@ def test_figures_of_the_long_tail_follow_from_the_record(readme):
     assert not missing(said, section_with("benchmarks.long_tail", readme))
 
 
+def test_figures_of_asynchronous_trainers_follow_from_the_record():
+    rows = json.loads((ROOT / RESULTS / "async_emulated.json").read_text(encoding="utf-8"))["rows"]
+    said = {str(place): [f"{one['faster']:.2f}"] for place, one in enumerate(rows)}
+    assert len(said) == 8 and not missing(
+        said, section_with("async_emulated", ROOT / "docs/gating.md")
+    )
+
+
 def section_with(word: str, readme: Path) -> str:
     sections = re.split(r"^#+ ", readme.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return next(text for text in sections if word in text)
