@@ -61,7 +61,7 @@ def plan(repeats: int, steps: int) -> dict[str, tuple[str, ...]]:
 
 
 def measured(steps: pd.DataFrame) -> dict[str, float]:
-    """A metric that a side does not log is 0."""
+    """Return the means over a run's steps; a metric that a side does not log is 0."""
     later = steps.iloc[1:]
     rows = {column: later.get(metric, pd.Series([0.0])).mean() for column, metric in MEANS.items()}
     # An asynchronous step that finds all of its responses ready has no engine step.

@@ -2,12 +2,12 @@
 
     python -m benchmarks.async_emulated --traces FOLDER [--output FILE]
 
-Recorded responses (sets of ``benchmarks.real_traces``) are sampled again, 64 or 512 at a time,
+The program replays recorded responses (sets of ``benchmarks.real_traces``), 64 or 512 at a time,
 with a closed gate and with the gate ``auto``. A synchronous trainer waits for the last response of
 a training step. An asynchronous trainer goes on with later responses meanwhile, so its engine is
-always full; the steps in which every row has a request stand for it. A step of the device takes
-20 ms up to 256 scored tokens, and proportionally more beyond. Of 512 requests, each of the 64 rows
-stands for eight.
+always full. The steps in which every row has a request represent this trainer. A step of the device
+takes 20 ms up to 256 scored tokens, and proportionally more beyond. With 512 requests, each of the
+64 rows represents eight requests.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Engine(Device):
 
 
 def measure(traces: list[Trace], side: str, requests: int) -> dict[str, dict[str, float]]:
-    """Sample a set again; return the figures of each trainer."""
+    """Replay a set; return the figures of each trainer."""
     longest, found = max(len(trace.tokens) for trace in traces) + 1, Replay()
     engine = Engine(side, requests // ROWS, longest, found)
     for step in sorted({trace.step for trace in traces}):

@@ -1,12 +1,13 @@
-"""Trains whole DAPO runs without and with SAM in alternation, and one for an unfair comparison.
+"""Trains whole DAPO runs without and with SAM in turns, and one whose comparison is not fair.
 
     python -m benchmarks.dapo_ab [--repeats 3] [--steps 5] [--work-dir outputs/dapo_ab]
     python -m benchmarks.dapo_ab --again    # only compare the stored runs again
 
 Every run starts from the same checkpoint with the same prompts and random numbers. The first step
 is left out, because it includes initialisation. Other programs on the machine disturb times, so
-the record also has each run's engine steps and its engine's processor time. The unfair run has
-another seed and shorter responses. The side `chains` drafts chains without draws.
+the record also has each run's engine steps and its engine's processor time. The last run has
+another seed and shorter responses, and the comparison with it must be found unfair. The side
+`chains` drafts chains without draws.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from sam_rollout.telemetry.records import RunFolder, RunFolderError
 # Name of a side -> its overrides; the first side is the baseline.
 SIDES = {"off": ("sam=off",), "on": ("sam=on",)}
 MORE_SIDES = {"chains": ("sam=on", "sam.draft_shape=chain", "sam.sources.draws.enabled=false")}
-TAIL = 16  # most running requests in the tail, as in the experiments
+TAIL = 16  # the tail: steps with at most this number of requests, as in the experiments
 UNFAIR_RUN = "other-seed-shorter"
 UNFAIR_OVERRIDES = (
     "actor_rollout_ref.rollout.seed=7",

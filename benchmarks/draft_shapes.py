@@ -2,7 +2,7 @@
 
     python -m benchmarks.draft_shapes --traces FOLDER [--output FILE]
 
-Recorded responses (sets of ``benchmarks.real_traces``) are sampled again with the gate ``auto``.
+The program replays recorded responses (sets of ``benchmarks.real_traces``) with the gate ``auto``.
 On the device ``flat``, a step takes 20 ms up to 256 scored tokens, and proportionally more beyond.
 On the device ``dear``, a step takes 5 ms, and 0.5 ms more for every scored token. The time of
 drafting is measured on this machine.
@@ -26,7 +26,7 @@ DEVICES: dict[str, Callable[[int], float]] = {  # scored tokens -> milliseconds 
     "flat": lambda scored: STEP_MS * max(1.0, scored / FREE),
     "dear": lambda scored: 5.0 + 0.5 * scored,
 }
-# Side -> shape of its drafts, most draft tokens of a request.
+# Side -> shape of its drafts, maximum number of draft tokens per request.
 SIDES = {
     "no drafts": ("chain", 8),
     "chain of 8": ("chain", 8),
@@ -61,7 +61,7 @@ class Device(TreeSession):
 
 
 def measure(traces: list[Trace], side: str, device: str) -> dict[str, float]:
-    """Sample a set again; return the time per sampled token, and averages over engine steps."""
+    """Replay a set; return the time per sampled token, and averages over engine steps."""
     session = Device(side, DEVICES[device], max(len(trace.tokens) for trace in traces) + 1)
     found = Replay()
     for step in sorted({trace.step for trace in traces}):

@@ -4,10 +4,10 @@
     python -m benchmarks.draft_trees --check [--traces FOLDER]
 
 The program counts engine steps and measures no times. With ``--traces`` (sets of
-``benchmarks.real_traces``), recorded responses are sampled again with all text sources but
-`draws`. If a set has several training steps, the first step is only read as earlier texts. Then
-the tiny model runs in vLLM, and all sides have to sample the same responses. ``--check`` fails
-if the gains are smaller than docs/results.md says.
+``benchmarks.real_traces``), it replays recorded responses with all text sources but `draws`. If a
+set has several training steps, the first step is only read as earlier texts. Then the tiny model
+runs in vLLM, and all sides have to sample the same responses. ``--check`` fails if the gains are
+smaller than docs/results.md says.
 """
 
 import hashlib
@@ -52,9 +52,9 @@ SIDES: dict[str, tuple[tuple[str, ...], str, int]] = {
     "tree of 16": (TEXTS, "tree", 16),
     "tree of 16, draws": ((*TEXTS, "draws"), "tree", 16),
 }
-# Least gains in tokens per step, compared with a chain of 8: the mean over sets, and the worst set.
+# Minimum gains in tokens per step over a chain of 8: the mean over sets, and the worst set.
 LEAST = {"tree of 8": (1.09, 1.05), "tree of 16": (1.24, 1.18)}
-LEAST_TAIL, LEAST_DRAWS = 1.2, 1.03  # least gains in engine steps
+LEAST_TAIL, LEAST_DRAWS = 1.2, 1.03  # minimum gains in engine steps
 
 
 def drafting(

@@ -7,9 +7,10 @@ The program draws tokens from original and disturbed logits with the same random
 distributions are Zipf-like, in random order, over 151,936 tokens. Models read texts that they have
 sampled, once without and once with a disturbance.
 
-The share of changed tokens is counted and computed from a closed form. For Gumbel noise this share
-is at most twice the total variation distance (TV). The program also reports the mean number of
-tokens before the first change. ``--check`` fails if two rows contradict docs/verification.md.
+The program counts the share of changed tokens, and also computes this share from a closed form. For
+Gumbel noise this share is at most twice the total variation distance (TV). The program also reports
+the mean number of tokens before the first change. ``--check`` fails if two rows contradict
+docs/verification.md.
 """
 
 import math
@@ -67,7 +68,7 @@ SAMPLERS: dict[str, tuple[Draw, Draw]] = {
 
 
 def tokens_before_a_change(share: float) -> float:
-    """Return the mean count of tokens before the first change; each changes with chance `share`."""
+    """Return the mean count of tokens before a change; each token changes with chance `share`."""
     if share < 1e-12:
         return float(RESPONSE)
     return -math.expm1(RESPONSE * math.log1p(-share)) * (1 - share) / share

@@ -35,7 +35,7 @@ from sam_rollout.integrations.vllm.worker import SamWorkerExtension  # noqa: E40
 PROMPTS, SIBLINGS = 4, 4
 MAX_NUM_SEQS = PROMPTS * SIBLINGS
 MAX_TOKENS, MAX_TOKENS_OF_SMOLLM2 = 384, 96
-K = 8  # most draft tokens of a request
+K = 8  # maximum number of draft tokens per request
 FIXED = ((4, 3), (4, 8), (MAX_NUM_SEQS, 1), (MAX_NUM_SEQS, 3), (MAX_NUM_SEQS, 8))  # (threshold, k)
 SOURCES = ("own", "prompt")
 TEMPERATURES = {"hopeless": 1.0, "mixed": 1.0, "easy": 0.4}

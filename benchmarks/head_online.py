@@ -43,7 +43,7 @@ SIDES = {
     "on with open gate": ("sam=on", *OPEN),
     "from nothing with open gate": (*FROM_NOTHING, *OPEN),
 }  # fmt: skip
-# Smaller than tiny_cpu, so that twenty steps take minutes.
+# These sizes are smaller than those of tiny_cpu, so that twenty steps take minutes.
 SMALL = (
     "data.max_response_length=384", "data.train_batch_size=4", "dynamic_sampling.gen_batch_size=6",
     "dynamic_sampling.max_rounds=0",

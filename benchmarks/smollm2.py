@@ -22,7 +22,7 @@ from benchmarks.recorded_comparison import FAIR
 from sam_rollout.bench.machine_record import machine
 
 EXPERIMENT = "smollm2_cpu"
-LEAST = 0.96  # least ratio of times, closed gate / `on`, in the check
+LEAST = 0.96  # minimum ratio of times, closed gate / `on`, in the check
 
 
 def run_pairs(work_dir: Path, count: int, steps: int) -> list[tuple[Path, Path]]:

@@ -46,8 +46,8 @@ def sampler_of_today(kind: Any, coupling: Any) -> tuple[Any, str]:
 class GateConfig(Section):
     """The gate, which decides in which steps to draft, and how many tokens at most.
 
-    `schedule` maps a largest number of running requests to the number of draft tokens per request.
-    Its keys are text, as in JSON.
+    `schedule` has the draft tokens per request, by the largest number of running requests for which
+    they hold. Its keys are text, as in JSON.
     """
 
     PATH: ClassVar[str] = "sam.gate"
@@ -131,7 +131,8 @@ class SamConfig(Section):
     """The settings of speculation as a whole; the Hydra group `sam`.
 
     The defaults are the values of `sam=on`; docs/configuration.md explains all settings.
-    `max_draft_tokens` is k, the most tokens drafted per request and step, without the bonus token.
+    `max_draft_tokens` is k, the maximum number of draft tokens per request and step. The bonus
+    token is not counted.
     """
 
     PATH: ClassVar[str] = "sam"
@@ -225,7 +226,8 @@ class SentinelConfig(Section):
 class ProofConfig(Section):
     """The comparison of a run's texts with texts without drafts (`sam_rollout/telemetry/proof.py`).
 
-    Every `every`-th training step samples `responses` of its responses again; 0 means never.
+    In every `every`-th training step, `responses` of its responses are sampled again; 0 means
+    never.
     """
 
     PATH: ClassVar[str] = "rollout_telemetry.proof"

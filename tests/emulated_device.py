@@ -18,7 +18,7 @@ class Device:
     `benchmarks/emulated_device.py` replaces it by a device with a timeline.
     """
 
-    free_at = 0.0  # when the work has ended that was launched, by `time.perf_counter`
+    free_at = 0.0  # when the launched work ends, by `time.perf_counter`
 
     def wait(self, until: float) -> None:
         if (left := until - time.perf_counter()) > 0:
@@ -31,7 +31,7 @@ DEVICE = Device()
 class _Event:
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         self._at = 0.0
-        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # to the host, from where
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # target, source
 
     def record(self, *_args: Any) -> None:
         self._at = DEVICE.free_at
@@ -125,7 +125,7 @@ def asynchronous_scheduling() -> Iterator[None]:
                 self.async_copy_ready_event.add(target, source)
             drafts.clear()
 
-    drafts: list[tuple[torch.Tensor, torch.Tensor]] = []  # of a model, in the step under way
+    drafts: list[tuple[torch.Tensor, torch.Tensor]] = []  # a model's drafts in this step
 
     def to_host(tensor: torch.Tensor) -> torch.Tensor:
         drafts.append((torch.full_like(tensor, _NOT_THERE), tensor.clone()))

@@ -90,7 +90,8 @@ def _problems(options: argparse.Namespace, split: str) -> list[Solution]:
 
 def _engines(options: argparse.Namespace, problems: Sequence[Solution]) -> tuple[Any, ...]:
     longest = max(len(problem.prompt) for problem in problems)
-    # Room for twice a step's draft tokens, because vLLM stops drafting close to `max_model_len`.
+    # There is room for twice a step's draft tokens, because vLLM stops drafting close to this
+    # limit.
     room = {"max_model_len": longest + options.max_tokens + 16}
     both = {"dtype": options.dtype, "max_num_seqs": options.max_num_seqs, **room}
     draft, target, _ = options.memory

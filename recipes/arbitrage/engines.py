@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vllm import LLM
 
 SAMPLER = RolloutSamplerConfig(kind="coupled")
-# Without the source `run`, because drafts from texts of earlier modes would make later modes of a
+# The source `run` is off, because drafts from texts of earlier modes would make later modes of a
 # comparison faster.
 DRAFTER = SamConfig(sources=sources_of("own", "prompt"))
 
@@ -65,7 +65,7 @@ class Engine:
 class EngineAuthor(Engine):
     """One of the two writing models; ``tokens`` and ``run`` count its tokens and its runs.
 
-    ``options`` are those of the command. They say how both models sample.
+    ``options`` are the command's options, which say how both models sample.
     """
 
     def __init__(self, name: str, engine: LLM, options: argparse.Namespace) -> None:

@@ -129,11 +129,11 @@ def quality(pairs: pd.DataFrame) -> dict[str, float]:
     """Measure the quality of a router's predictions, which are in the column ``chance``.
 
     Returns:
-        ``pairs`` is their number, ``share`` the share in which the target's step is better.
-        ``mendable`` is this share among the pairs in which the draft model's reward is below 1.
-        ``balanced_accuracy`` is for the prediction that the target's step is better if ``chance``
-        is above one half. ``spearman`` is the rank correlation of ``chance`` and the target's
-        reward minus the draft model's.
+        ``pairs`` is the number of pairs. ``share`` is the share of pairs in which the target's step
+        is better. ``mendable`` is this share among the pairs in which the draft model's reward is
+        below 1. ``balanced_accuracy`` measures the prediction that the target's step is better if
+        ``chance`` is above one half. ``spearman`` is the rank correlation of ``chance`` and the
+        target's reward minus the draft model's.
     """
     better, wrong = labels(pairs), pairs["draft"] < 1
     right = ((pairs["chance"] > 0.5) == better).groupby(better).mean()

@@ -109,16 +109,17 @@ def solve(
 
 
 def choice_of(mode: str, tau: float, target: Author, judges: dict[str, Score]) -> Choice:
-    """Return the function by which a mode chooses the draft model's or the target's step.
+    """Return the function that chooses, in a mode, between the draft model's and the target's step.
 
     Args:
-        mode: ``rsd`` rewrites steps whose process reward is below ``tau``. ``router`` rewrites
-            steps if the predicted probability that the target's step is better is above ``tau``.
-            With ``oracle`` both models write, and the target's step is taken if its reward is
-            higher by more than ``tau``.
+        mode: With ``rsd`` the target rewrites a step if the step's process reward is below ``tau``.
+            With ``router`` a probability is predicted: that the target would write a better step.
+            If it is above ``tau``, the target rewrites the step. With ``oracle`` both models write
+            each step, and the target's step is taken if its reward is higher by more than ``tau``.
         tau: The threshold.
         target: The large model.
-        judges: ``reward`` gives process rewards, ``router`` probabilities, both in 0..1.
+        judges: ``reward`` returns process rewards, and ``router`` returns probabilities; both are
+            in 0..1.
 
     Raises:
         ValueError: The mode is unknown.

@@ -1,7 +1,8 @@
 """Measures pass@1 of a model with speculation off and on, on the same prompts and random numbers.
 
 Speculation must not change how good the answers are (section 2.2 of the article on speculation in
-RL training). Training only logs the rewards of training prompts. Usage:
+RL training). Training cannot show this, because it logs only the rewards of training prompts.
+Usage:
 
     python -m recipes.dapo_qwen3.evaluate                     # tiny model, synthetic test set
     python -m recipes.dapo_qwen3.prepare_data gsm8k --output-dir data/gsm8k
@@ -152,9 +153,10 @@ def compare(
 ) -> dict[str, Any]:
     """Compare the responses to the same requests with speculation off and on.
 
-    ``difference`` is pass@1 of "on" minus "off", paired by problem. ``kept`` is None if responses
-    may differ. Otherwise it is true if tokens were drafted, and all examined divergences of
-    responses are ties. If responses diverged but no divergence was examined, it is false.
+    ``difference`` is pass@1 of "on" minus "off", paired by problem. ``kept`` says whether drafts
+    have left the responses unchanged, up to ties. It is None if the sampler does not promise this.
+    It is true if tokens were drafted, and all examined divergences of responses are ties. It is
+    false if responses diverged but no divergence was examined.
     """
     difference = mean([right - left for left, right in zip(_shares(off), _shares(on), strict=True)])
     total = sum(map(len, off))
@@ -188,8 +190,8 @@ def evaluate(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dic
     names = ("dtype", "tensor_parallel_size", "max_num_seqs", "seed")
     arguments = {
         **{name: getattr(options, name) for name in names},
-        # Room for twice a step's draft tokens, because vLLM stops drafting close to
-        # `max_model_len`.
+        # There is room for twice a step's draft tokens, because vLLM stops drafting close to this
+        # limit.
         "max_model_len": longest + 2 * k,
         # `look_at_ties` needs all log-probabilities of the distribution that is sampled from.
         "logprobs_mode": "processed_logprobs",
@@ -294,7 +296,7 @@ def parser() -> argparse.ArgumentParser:
     add("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     add("--rollout-sampler", default="coupled", choices=SAMPLERS)
     add("--draft-tokens", type=int, default=3, help="k of the side with speculation")
-    add("--gate", type=int, help="most running requests with which to draft; default: always")
+    add("--gate", type=int, help="draft while at most this number of requests run; default: always")
     add("--temperature", type=float, default=1.0)
     add("--top-p", type=float, default=1.0)
     add("--greedy", action="store_true", help="the likeliest token always")

@@ -2,9 +2,9 @@
 
 verl calls the function for every response, from threads of an event loop. The settings
 ``reward.custom_reward_function.path=.../reward.py`` and ``reward.reward_manager.name=dapo`` select
-it. It first compares the last ``\\boxed{}`` of the response with the ground truth as text. If this
-fails and the answer can be written in several ways, math-verify compares symbolically in a worker
-process, which is killed if it takes too long.
+it. The function first compares the last ``\\boxed{}`` of the response with the ground truth as
+text. If this fails and the answer can be written in several ways, math-verify compares symbolically
+in a worker process, which is killed if it takes too long.
 """
 
 from __future__ import annotations

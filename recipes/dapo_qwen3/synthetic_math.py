@@ -40,7 +40,8 @@ PASS_KINDS = {"columns": 0.42, "head": 0.40, "mixed": 0.18}
 PASS_COUNTS = {1: 0.48, 2: 0.37, 3: 0.11, 4: 0.04}
 #: Chances of each number of operands: most chains are short, a few are very long.
 OPERAND_COUNTS = {2: 22, 3: 30, 4: 22, 5: 11, 6: 6, 7: 3, 8: 2, 9: 1.5, 10: 1, 11: 1, 12: 0.5}
-#: Most characters of a demonstration; a longer one is drawn again, to fit the response limit.
+#: Maximum length of a demonstration, in characters. Longer ones are drawn again, so that they fit
+#: the response limit.
 MAX_CHARACTERS = 2080
 #: Chance that a sentence keeps the wording used before in the same response.
 KEEP_WORDING = 0.93

@@ -122,8 +122,8 @@ def _begin_task(task, lane, header, state, entry):
 def vote_lanes(lanes, tasks, asked, count, waiting):
     """Find the continuations of many lanes, and write them to their tasks.
 
-    All lanes take one step at a time and prefetch the memory of their next step, which overlaps
-    their waits.
+    All lanes take one step at a time and prefetch the memory of their next step, so that their
+    waits overlap.
 
     Args:
         lanes, tasks: addresses of the tables of lanes and tasks.
@@ -315,7 +315,7 @@ def follow(kind, address, state, length, token):
 
 @_inlined
 def follow_lane(lanes, tasks, number, token):
-    """Move a lane to its place after a token, like `follow`; often `vote_lanes` found it before."""
+    """Move a lane to its place after a token, like `follow`; `vote_lanes` often has found it."""
     lane = lane_at(lanes, number)
     state, length = lane[LANE_STATE], lane[LANE_LENGTH]
     states = live._int64_pointer(lane[LANE_HEADER])[live.STATES]

@@ -10,7 +10,7 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
 COUNT_SHIFT = 24  # bits below this one hold a position; this bit and higher ones hold a count
-LARGEST_AUTOMATON = 1 << COUNT_SHIFT  # most tokens; each text counts as whole blocks
+LARGEST_AUTOMATON = 1 << COUNT_SHIFT  # maximum size in tokens; each text counts as whole blocks
 BLOCK_SHIFT = 9  # a block holds 2**9 prefixes or edges
 
 

@@ -6,8 +6,8 @@ that grow in turns, and used for drafting as in SAM-Decoding (arXiv 2411.10666):
 * State s >= 0 is a prefix of a text. A text's prefixes lie one after the other in a sequence of
   blocks, called a run. The length of s and its first end position follow from its index in the run.
   The edge from s to its successor needs only the token. Only branching edges are stored.
-* A clone, a state that was split off another one, has a negative number. It takes the memory of
-  four prefixes, a cache line, which also holds three of its branching edges.
+* A clone, a state that was split off another one, has a negative number. Its entry is one cache
+  line, as large as the entries of four prefixes. Three of the clone's branching edges lie in it.
 * All other branching edges are in one open-addressing table keyed by (state, token). Each edge
   names the token of its state's next edge, so that cloning a state finds all edges to copy.
 * Suffix links always lead to shorter strings and end in state 0, the empty string. A text's current
@@ -19,8 +19,8 @@ that grow in turns, and used for drafting as in SAM-Decoding (arXiv 2411.10666):
 A state also notes how often its strings were continued, and the latest prefix that ended with one
 of them when it was continued. A clone also keeps its latest and its most frequent token, with the
 states that they lead to. A block of a run notes which text wrote it. All this is noted when a text
-adds a state, along a bounded number of suffix links. The votes for a draft's next token are made of
-these notes (`continuations.py`).
+adds a state, along a bounded number of suffix links. The votes for a draft's next token are read
+from these notes (`continuations.py`).
 
 An example shows the arrays of a text with an automaton to itself, after reading "a b c b a b".
 Letters stand for the tokens 0, 1 and 2. Below the run are the suffix links of its states::
@@ -164,7 +164,7 @@ LINKS_SCOUTED = 8
 SCOUT_COLUMNS = 11  # arrays in the scratch space of `_scout`
 SCOUT_LANES = ROWS_SCOUTED * (TOKENS_SCOUTED + 1)
 NO_STATE = 1 << 32
-# Most blocks that one token needs: two for states, the others for moved edges.
+# Maximum number of blocks that one token needs: two for states, the others for moved edges.
 BLOCKS_PER_TOKEN = 8
 
 # Reasons why a kernel stopped.
@@ -189,7 +189,7 @@ _inlined = njit(nogil=True, forceinline=True)
 
 
 def _pointer_to(element):
-    """Make an intrinsic that turns an address into a pointer, which takes negative indices."""
+    """Make an intrinsic that turns an address into a pointer; this takes negative indices."""
 
     @intrinsic
     def pointer(typing_context, address):
@@ -493,7 +493,7 @@ def _move_edges(header, arena, slots):
         if not is_free:
             state, token = np.int64(edge[SOURCE]), np.int64(edge[TOKEN])
             home = _home(_hash(state, token), header[EDGE_SLOTS])
-            # One block after the block of the home slot, for displaced edges.
+            # Displaced edges may lie one block after the block of the home slot.
             while header[EDGE_BLOCKS] < min((home >> BLOCK_SHIFT) + 2, blocks):
                 _add_edge_block(header, arena)
             address = -_probe(header[EDGES], header[EDGE_SLOTS], home, state, token)
@@ -813,7 +813,7 @@ def _text_changed(text, token_ids, row, length):
     """Whether a row differs from the text read so far instead of continuing it.
 
     A request id may be reused, or a request's text may be cut. Only the length and the last few
-    tokens are compared. A row that is not found only lowers acceptance.
+    tokens are compared. A changed row that is not noticed only lowers acceptance.
     """
     read = text[LENGTH]
     if length < read:
@@ -888,8 +888,8 @@ def _fetch_slot(header, state, token):
 def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
     """Prefetch the memory for reading the first new tokens of rows, from row `first` on.
 
-    All rows follow one suffix link at a time and prefetch the memory of the next link, which
-    overlaps their waits. First they look for the states that their tokens lead to. Then they follow
+    All rows follow one suffix link at a time and prefetch the memory of the next link, so that
+    their waits overlap. First they look for the states that their tokens lead to. Then they follow
     the rest of the suffix links. Only the scratch space `lanes` is written to.
     """
     row_of, position_of = _pointer_of_row(lanes, 0), _pointer_of_row(lanes, 1)
@@ -1075,5 +1075,5 @@ KERNELS = extend_rows, place_rows, free_blocks, begin_table, begin_moving, finis
 
 
 def warm_up() -> compilation.WarmUp:
-    """Compile or load the kernels; the first time on a machine takes seconds, later about 1 s."""
+    """Compile or load the kernels; a machine's first call takes seconds, later ones about 1 s."""
     return compilation.warm_up(*KERNELS)

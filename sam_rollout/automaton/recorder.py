@@ -1,4 +1,4 @@
-"""The recorder of generated texts, which keeps them until their requests end.
+"""Records generated texts, and keeps them until their requests end.
 
 An engine reports the end of a request only after the request's row belongs to another request.
 """
@@ -29,7 +29,7 @@ class TextRecorder:
         warm_up(record_rows)
         # Room for the longest texts: untouched pages of zeroed memory cost nothing.
         self._texts = np.zeros((slots, max_length), np.int32)
-        # [slots, 3]: position of the first token kept, tokens read, most tokens ever held.
+        # [slots, 3]: position of the first token kept, tokens read, maximum number of tokens held.
         self._spans = np.zeros((slots, 3), np.int32)
         self._written = 0  # the sum of the last column of `_spans`
         self._free = list(range(slots - 1, -1, -1))

@@ -24,7 +24,7 @@ class CostSizes:
     batches: tuple[int, ...] = (1, 8, 32, 128)
     contexts: tuple[int, ...] = (4_096, 32_768)
     steps: int = 100
-    slow_tokens: int = 1_100_000  # most tokens of a batch for the sides in `SLOW`
+    slow_tokens: int = 1_100_000  # maximum number of tokens per batch for the sides in `SLOW`
 
     @property
     def longest(self) -> int:
@@ -32,8 +32,8 @@ class CostSizes:
         return max(self.contexts) + 4 * self.steps + 64
 
 
-# Most tokens of a batch for the side FIRST, an automaton in plain Python. The sides in SLOW take
-# many times the time and the memory of the others.
+# Maximum number of tokens per batch for the side FIRST, an automaton in plain Python. The sides in
+# SLOW take many times the time and the memory of the others.
 PLAIN_PYTHON_TOKENS = 131_072
 SLOW = (ARCTIC_4, FIRST)
 

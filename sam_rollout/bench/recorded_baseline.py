@@ -12,9 +12,9 @@ from sam_rollout.telemetry.records import RunFolder, value_at
 from sam_rollout.telemetry.traces import Trace
 
 SAME = 1.25  # steps are similar if their numbers of requests differ by less than this factor
-MIN_STEPS = 3  # least number of similar steps for an estimate
+MIN_STEPS = 3  # minimum number of similar steps for an estimate
 MANY_TOKENS = 64  # a token's cost is estimated from steps with at least this many prompt tokens
-DEFAULT_LIMIT = 256  # most requests of an engine if the configuration sets no limit
+DEFAULT_LIMIT = 256  # maximum of requests per engine if the configuration sets none
 
 
 class BaselineError(ValueError):
@@ -86,12 +86,12 @@ class Baseline:
     times: StepTimes
     rollouts: tuple[Rollout, ...]
     engines: int
-    max_num_seqs: int  # most requests that one engine runs at once
+    max_num_seqs: int  # maximum number of requests that one engine runs at once
     tail_threshold: int  # in the long tail at most this many requests run
 
     @property
     def longest(self) -> int:
-        """Length of the longest prompt with its response, tokens."""
+        """Length of the longest prompt with its response, in tokens."""
         rounds = (one for rollout in self.rollouts for one in rollout.rounds)
         return max(len(response.trace.tokens) for one in rounds for response in one)
 

@@ -43,12 +43,12 @@ class Replay:
 class Rows:
     """The running requests of a replay, in the rows of an engine's batch.
 
-    `length` is that of the longest text in tokens, `name` the beginning of all request ids.
+    `length` is the length of the longest text in tokens. All request ids begin with `name`.
     """
 
     def __init__(self, max_rows: int, length: int, name: str) -> None:
         self.waiting: deque[Trace] = deque()
-        self.ids: list[str] = []  # of the requests, by row
+        self.ids: list[str] = []  # the requests' ids by row
         self.tokens = np.zeros((max_rows, length), np.int32)  # row i has the text of request i
         # int32 [max_rows]: known tokens, tokens of the last step, length of the text.
         self.known, self.gained, self._lengths = np.zeros((3, max_rows), np.int32)
@@ -130,7 +130,7 @@ def replay(
         traces: The texts; a text without response tokens is ignored.
         into: The sums to add to.
         step: Number of the training step.
-        max_rows: Most requests that run at once; None runs all.
+        max_rows: Maximum number of requests that run at once; None runs all.
     """
     if not any(len(trace.response) for trace in traces):
         return

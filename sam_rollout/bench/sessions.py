@@ -85,9 +85,9 @@ class OwnSession(Session):
 
     Args:
         config: The settings; the folder of texts is replaced.
-        max_rows: Most requests at once.
-        max_length: Length of the longest text, tokens.
-        now_s: A simulated clock for the gate `auto`, in seconds; None is the machine's clock.
+        max_rows: Maximum number of requests at once.
+        max_length: Length of the longest text, in tokens.
+        now_s: A simulated clock for the gate `auto`, in seconds; None means the machine's clock.
         hooks: Functions of the engine.
         record: Whether the session keeps records. A session without records also ends the training
             step when a batch shares no request with the batch before.
@@ -146,12 +146,12 @@ class OwnSession(Session):
         return self._batch.parents[row].tolist() if self._batch.has_trees else None
 
     def finish(self, request_ids: Iterable[str]) -> None:
-        """Remove requests; the session notices it in the next step, as in an engine."""
+        """Remove requests; as in an engine, the session notices their absence in the next step."""
         for request_id in request_ids:
             self.requests.pop(request_id, None)
 
     def exchange(self, name: str, pieces: Sequence[Piece]) -> list[Piece]:
-        """Read pieces of text from other engines; return the new pieces of this engine, `name`."""
+        """Read other engines' pieces of text; return the new pieces of the engine called `name`."""
         return self._session.exchange_texts(name, pieces)
 
     def end_step(self) -> None:

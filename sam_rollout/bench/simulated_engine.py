@@ -1,4 +1,4 @@
-"""A simulated engine that samples recorded responses again, with or without drafts.
+"""Simulates an engine that replays recorded responses, with or without drafts.
 
 The drafter and the gate are the same as in a real run. A draft is accepted as far as it agrees with
 the recorded text. A step takes the time of recorded steps that computed the same number of tokens,

@@ -22,7 +22,7 @@ class StockInput:
     draft_ids: torch.Tensor  # int64 [num_drafts]
     cumulative: torch.Tensor  # int64 [batch], cumulative number of draft tokens
     bonus_ids: torch.Tensor  # int64 [batch, 1]
-    max_drafts: int  # most draft tokens of a request
+    max_drafts: int  # maximum number of draft tokens per request
 
 
 @dataclass(frozen=True)

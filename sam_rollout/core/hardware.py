@@ -1,4 +1,4 @@
-"""The name of the machine's processor."""
+"""Finds the name of the machine's processor."""
 
 import platform
 from pathlib import Path
@@ -7,7 +7,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def cpu_model() -> str:
-    """Return the processor's name in /proc/cpuinfo; on ARM, where it has none, the architecture."""
+    """Return the processor's name in /proc/cpuinfo; if it has none (on ARM), the architecture."""
     if _CPUINFO.exists():
         for line in _CPUINFO.read_text().splitlines():
             if line.startswith("model name"):

@@ -6,18 +6,18 @@ import numpy as np
 
 # Longer drafts would hardly be more useful, and each token makes a verify step larger.
 MAX_DRAFT_TOKENS = 32
-MOST_STEP_TOKENS = 4096  # Most draft tokens of one step's trees; fewer already fill a device.
+MOST_STEP_TOKENS = 4096  # Maximum for the trees of one step; fewer tokens already fill a device.
 UNKNOWN_VOCABULARY = (1 << 31) - 1  # Unknown size: allows all int32 token ids but the largest.
 
 
 class Limits(NamedTuple):
     """One engine's limits; only the drafter and the session need `k`."""
 
-    max_rows: int  # Most requests in one batch (max_num_seqs).
-    max_model_len: int  # Longest text, tokens.
-    vocab_size: int = UNKNOWN_VOCABULARY  # Tokens in the vocabulary; draft ids are below it.
-    max_batched_tokens: int = 1 << 62  # Most tokens of a step.
-    k: int = MAX_DRAFT_TOKENS  # Most draft tokens of a request (sam.max_draft_tokens).
+    max_rows: int  # Maximum number of requests in one batch (max_num_seqs).
+    max_model_len: int  # Maximum length of a text, in tokens.
+    vocab_size: int = UNKNOWN_VOCABULARY  # Draft token ids are below this size.
+    max_batched_tokens: int = 1 << 62  # Maximum number of tokens per step.
+    k: int = MAX_DRAFT_TOKENS  # Maximum number of draft tokens per request.
 
 
 def unknown_tokens(tokens: np.ndarray, vocab_size: int) -> str:

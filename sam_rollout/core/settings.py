@@ -1,6 +1,6 @@
 """Sections of settings: typed fields with limits, checked when a section is made.
 
-Every setting of a user is a field of a section (`config.py`, and one section per draft source).
+Everything that a user can set is a field of a section (`config.py`, and one section per source).
 """
 
 import dataclasses
@@ -17,7 +17,8 @@ MOST_LISTED = 24  # an error lists at most this many names
 class ConfigError(ValueError):
     """A setting has a value that is not allowed.
 
-    `field` is its full path, such as `sam.gate.threshold`; `allowed` says in words what is allowed.
+    `field` is the setting's full path, such as `sam.gate.threshold`; `allowed` says in words what
+    is allowed.
     """
 
     def __init__(self, field: str, value: object, allowed: str) -> None:

@@ -1,4 +1,4 @@
-"""Confidence intervals of gains and differences between runs, of ratios, and of shares.
+"""Computes confidence intervals of gains and differences between runs, of ratios, and of shares.
 
 A bootstrap draw takes runs of each side with replacement, and then steps with replacement, the same
 steps for all runs. This is a bootstrap of two crossed factors (Owen, The pigeonhole bootstrap,
@@ -142,7 +142,7 @@ def t_width(*parts: tuple[float, float]) -> float:
 def _drawn_sums(values: Sides) -> np.ndarray:
     """Return both sides' sums over drawn steps, averaged over drawn runs, [2, RESAMPLES].
 
-    Every call draws the same.
+    Every call draws the same runs and steps.
     """
     base_runs, sam_runs, steps = values.shape
     parts = []

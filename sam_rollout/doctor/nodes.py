@@ -123,7 +123,7 @@ def _examine_connected(question: Question, progress: Callable[[str], None]) -> I
 
 @contextlib.contextmanager
 def marked(folder: str) -> Iterator[str]:
-    """Return a context in which a marker file exists in a folder, which is created if needed."""
+    """Return a context in which a folder, created if needed, has a marker file."""
     marker = Path(folder).absolute() / f".sam-rollout-doctor-{uuid.uuid4().hex}"
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.touch()

@@ -139,8 +139,8 @@ class SamDrafter:
             token_ids: int32[R >= B, L], row i begins with the text of request i; read in place.
             num_tokens: int32[B], number of known tokens of each row.
             eligible: bool[B], False for rows to leave alone (prompts that are still computed).
-            max_tokens: most tokens to draft for a request, as one number or int[B]. Drafts also end
-                at `sam.max_draft_tokens` and at the engine's largest text length.
+            max_tokens: maximum number of tokens to draft for a request, one number or int[B].
+                Drafts also end at `sam.max_draft_tokens` and at the engine's largest text length.
             least_chance: drafts end before tokens that are less likely to be accepted.
             shape: index of the drafts' shape in `shapes`.
         """
@@ -186,7 +186,7 @@ class SamDrafter:
         self._bound = [None if request_id in ended else request_id for request_id in self._bound]
 
     def end_step(self) -> None:
-        """End a training step; texts shared by its requests are freed when the last one ends."""
+        """End a training step; a text that its requests share is freed when they all have ended."""
         self.responses.end_step()
         for source in self.sources:
             source.end_step()
@@ -196,12 +196,12 @@ class SamDrafter:
         return [piece for source in self.sources for piece in source.exchange(origin, pieces)]
 
     def wait(self) -> None:
-        """Wait until the sources' background work is done, which replays need."""
+        """Wait until the sources' background work is done, so that a replay can be repeated."""
         for source in self.sources:
             source.wait()
 
     def usage(self) -> Usage:
-        """Return the usage of all sources and texts as sums, `live_requests` as the maximum."""
+        """Return sums over all sources and texts, but the maximum of `live_requests`."""
         usages = [source.usage() for source in self.sources]
         total = Usage(*map(sum, zip(*usages, strict=True)))
         return total._replace(

@@ -1,7 +1,7 @@
 """Drafts in flight: the tokens that the engine received, and which of them were accepted.
 
-The number of accepted draft tokens follows from the text alone: it is the longest prefix of the
-draft with which the text continues.
+The number of accepted draft tokens follows from the text alone: it is the length of the draft's
+longest prefix with which the text continues.
 
 Tokens that are held back are chosen like draft tokens, but the engine does not receive them. The
 token that the model samples after the draft shows whether the first held-back token is right.
@@ -39,7 +39,7 @@ class DraftBatch:
         self.parents = np.empty((max_rows, limits.k), np.int32)
         self.has_trees = True  # whether rows may hold trees; if not, all are chains
         self.make_chains()
-        # The five are rows of one array, because each argument of compiled code costs time.
+        # All five are rows of one array, because each argument of compiled code costs time.
         self.columns = np.zeros((5, max_rows), np.int32)
         self.counts, self.held_back, self.filling, self.source, self.length = self.columns
         self.source.fill(NO_SOURCE)
@@ -127,8 +127,7 @@ def _verify(token_ids, num_tokens, sampled, tokens, parents, columns, out):
         if i >= token_ids.shape[0] or end > token_ids.shape[1]:
             continue
         drafted = counts[i]
-        # The token that the engine sampled after the accepted ones comes last. It is never
-        # accepted.
+        # The step's last token comes after the accepted tokens, and is not one of them.
         right = accepted = node = 0
         while right < gained:
             child = next_node(tokens[i], parents[i], known, node, token_ids[i, start + right])

@@ -4,7 +4,7 @@ Each source finds the longest suffix of the request's text and draft that occurs
 texts (`automaton/continuations.py`). It votes for the most frequent and the latest token that
 followed this suffix there, and for two such tokens after the next shorter suffix. Similar votes
 form a class. If a share p of a class's votes was right, each vote of the class has the weight
--log(1 - p). The weights of votes for the same token are added up (a noisy or). The token with the
+-log(1 - p). The weights of votes for the same token are summed (a noisy or). The token with the
 largest sum is drafted.
 
 Votes of texts are often wrong together, because texts copy the same passages. So if a model drafts
@@ -80,7 +80,7 @@ class DraftPolicy:
         # tokens of these votes, and their classes.
         most_votes = max(sources, 1) * continuations.LEVELS * continuations.VOTES_PER_LEVEL
         self._votes = np.zeros((max_rows, limits.k, _VOTES + 2 * most_votes), np.int32)
-        self._chances = np.zeros((max_rows, limits.k), np.float32)  # of being accepted
+        self._chances = np.zeros((max_rows, limits.k), np.float32)  # the tokens' chances
         self._offered = np.zeros(max_rows, np.int32)  # tokens found, -1 if drafts are not allowed
         self._tokens = np.zeros((4, len(CHANCES)))  # see `Offered`
         # Scratch space.
@@ -110,7 +110,7 @@ class DraftPolicy:
         Args:
             places: int64[sources, max_rows, PLACE_WIDTH], the place of each row's text in each
                 source (`Source.locate`).
-            budget: int32[B], most tokens to draft.
+            budget: int32[B], maximum number of tokens to draft.
             batch: filled with tokens, the numbers of drafted and held-back ones, and the source
                 whose votes for the first token weighed most (NO_SOURCE without votes).
             least_chance: drafts end before tokens that are less likely to be accepted.
@@ -207,7 +207,8 @@ def _draft(
     Tokens outside the engine's vocabulary end drafts.
 
     A lane is the position in a source's texts that a row's draft has reached. Row `first` + r has
-    the lanes from r * sources on. numba reads separate arrays faster than a tuple.
+    the lanes from r * sources on. The arguments are separate arrays, because numba reads these
+    faster than a tuple.
     """
     sources = places.shape[0]
     lanes, tasks = np.int64(lanes_of.ctypes.data), np.int64(tasks_of.ctypes.data)

@@ -1,4 +1,4 @@
-"""Trees of draft tokens, grown from the same votes as chains, likeliest token first.
+"""Grows trees of draft tokens from the same votes as chains, likeliest token first.
 
 A tree takes the tokens that most likely continue the text. All rows of a step share one budget of
 tokens. A token's chance is estimated as for chains (`policy.py`), from its depth instead of its
@@ -55,12 +55,12 @@ _INT32_3D = written(types.int32, 3)
 _RANKS, _DEPTHS, _BEFORE = 4, 4, 3
 _CHANCE_CLASSES = voting.SUMS * _RANKS * _DEPTHS * _BEFORE
 _ASSUMED_OF_OTHERS = 0.15  # assumed chance of a token that is not the likeliest
-_LEAST = 1e-3  # least chance of a token that is worth a look-up
-_CHILDREN = 8  # most candidates that follow one token
+_LEAST = 1e-3  # tokens with a lower chance are not worth a look-up
+_CHILDREN = 8  # maximum number of candidates that follow one token
 # A tree branches only after tokens whose chance is at least this number divided by k. After less
 # likely tokens, other continuations would hardly be among the tree's k tokens.
 _BRANCHES = 0.8
-# Up to _AT_ONCE tokens are looked up together, which overlaps their waits for memory. Each has at
+# Up to _AT_ONCE tokens are looked up together, so that their waits for memory overlap. Each has at
 # least _NEAR times the chance of the first.
 _AT_ONCE, _NEAR = 8, 0.5
 _UNKNOWN, _WRONG = -1, -2  # for a token that the text does not judge yet, and for a wrong one
@@ -132,7 +132,7 @@ class TreePolicy(DraftPolicy):
         return drafted
 
     def offered(self, verified: Verified) -> Offered | None:
-        """Return the counts that `learn` made of the tokens found for the last trees."""
+        """Return the counts by `learn` of the tokens that were found for the last trees."""
         return Offered(self._judged_rows, self._tokens) if self._tells else None
 
 
@@ -326,7 +326,7 @@ def _grow(
 
 @_inlined
 def _named(i, number, places, lanes, tasks, tokens, classes, origin, weights, branches):
-    """Gather a look-up's votes, and further ones if the tree may branch; return how many."""
+    """Gather a look-up's votes, and more of them if the tree may branch; return their number."""
     sources = places.shape[0]
     texts, count = voting.collect(
         i, i - number, places, lanes, tasks, tokens, classes, origin, weights
@@ -351,7 +351,7 @@ def _learn_paths(
     token_ids, sampled, source, tokens, parents, columns, nodes, chances, accepted, votes,
     num_votes, sums, lists, shares, weights, chances_of, offered,
 ):  # fmt: skip
-    """See `TreePolicy.learn`; chances are learned first, with the weights used for drafting."""
+    """See `TreePolicy.learn`; the first pass learns chances, the second pass changes weights."""
     ranked, classes = lists[2], lists[3]
     rows = 0
     offered[:] = 0
@@ -404,10 +404,10 @@ def _chance_class(chance):
 
 @_inlined
 def _judge(i, text, gained, tokens, parents, count, state, chances, offered):
-    """Count a row's tokens in `offered`, and the right ones as far as the text shows them.
+    """Count a row's tokens in `offered`, and which of them the text shows to be right.
 
-    `text` is the continuation of the row's text, with `gained` known tokens. `state` is scratch
-    space: each node's depth if it is right, else _WRONG or _UNKNOWN.
+    `text` begins with the `gained` tokens that the step sampled. `state` is scratch space: each
+    node's depth if it is right, else _WRONG or _UNKNOWN.
     """
     state[0] = 0
     for child in range(count):

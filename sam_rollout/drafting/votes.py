@@ -1,4 +1,4 @@
-"""Votes for a text's next token: who casts them, what they weigh, and which were right.
+"""Gathers votes for a text's next token, and learns how much they weigh.
 
 Chains (`policy.py`) and trees (`trees.py`) share the weights of votes.
 """
@@ -37,7 +37,7 @@ from sam_rollout.drafting.in_flight import NO_SOURCE
 # length. For a model's drafts it is the probability that the model gave the token.
 _FIRST_SHARES = np.linspace(0.35, 0.8, LENGTH_CLASSES)
 _SAID = np.convolve([0.0, *SHARES, 1.0], [0.5, 0.5], "valid")
-_FIRST_WEIGHT = 4.0  # number of votes that the assumed share counts as
+_FIRST_WEIGHT = 4.0  # the assumed share counts like this number of votes
 _LARGEST_SHARE = 0.995
 _CHANGED = -1.0  # marks a weight that is to be worked out again; weights are not negative
 _SHARE_MEMORY = 1 << 12  # counts are halved at this number, to follow a model in training
@@ -47,7 +47,7 @@ SUMS = 32
 SUM_WIDTH = 0.25
 # Number of classes of the texts' joint vote; they come after the classes of the sources.
 TOGETHER = 2 * SUMS
-BORROWED = 8.0  # number of tokens that the wider class's share counts as in an estimate
+BORROWED = 8.0  # in an estimate, the wider class's share counts like this number of tokens
 ASSUMED = 4.0  # tokens that the wider class is assumed to have at first
 CHANCE_MEMORY = 1 << 14
 
@@ -113,10 +113,10 @@ def heaviest_token(tokens, classes, weights, first, stop):
 
 @_inlined
 def tell_agreement(tokens, classes, weights, texts, other):
-    """Increase the class of a vote (`other`) by the texts' agreement with its token.
+    """Raise the class of vote number `other` if texts vote for the same token.
 
-    It is increased by 1 if texts vote for the token, and by 2 if it is their heaviest token. Texts
-    cast the first `texts` votes.
+    Texts cast the first `texts` votes. The class rises by 1 if any of them is for the token, and by
+    2 if their sum is largest for it.
     """
     best, _ = heaviest_token(tokens, classes, weights, 0, texts)
     is_named = False
@@ -131,7 +131,7 @@ def put_lanes(i, slot, places, lanes):
     for s in range(places.shape[0]):
         if places[s, i, PLACE_KIND] != NOWHERE:
             lane = lane_at(lanes, slot + s)
-            for column in range(LANE_FIRST):  # a lane begins like a place after its kind
+            for column in range(LANE_FIRST):  # a lane begins with a place's columns after the kind
                 lane[column] = places[s, i, PLACE_HEADER + column]
             lane[LANE_FIRST] = s * CLASSES
 

@@ -1,4 +1,4 @@
-"""One budget for engines that wait for each other in every step.
+"""Finds one budget for engines that wait for each other in every step.
 
 Engines that share experts compute every layer together, so the proposal of the busiest engine holds
 for all (docs/gating.md). The reports of a step are exchanged at the start of the next step, so no
@@ -19,7 +19,7 @@ _UNKNOWN = StepLoad(0, 0, 0, 0, steady=False)
 
 
 class Report(NamedTuple):
-    """An engine's report to the others after a step, which is sent as int32 numbers."""
+    """An engine's report after a step, sent to the other engines as int32 numbers."""
 
     # The first five fields are those of `StepLoad`; all are 0 for an engine that takes no part.
     rows: int
@@ -28,7 +28,7 @@ class Report(NamedTuple):
     context: int
     steady: int
     proposal: int  # the budget of draft tokens that this engine proposes
-    price: int  # the least chance of a draft token, times `_UNITS`
+    price: int  # the minimum chance of a draft token, times `_UNITS`
     trial: int  # 1 if the proposal is a trial
 
 
@@ -62,10 +62,10 @@ class AgreedGate(Gate):
         self._exchanges = 0  # exchanges seen so far
         self._fresh = False  # whether reports were exchanged for the step just observed
         self._leader: Report | None = None
-        self._load = _UNKNOWN  # of this engine, in the step just observed
-        # The last step, which waits for the other engines' reports about it, and its decision.
+        self._load = _UNKNOWN  # this engine's load in the step just observed
+        # The last step and its decision, until the other engines' reports about this step come.
         self._waiting: tuple[EngineStep, tuple[int, bool]] | None = None
-        self._decision = 0, False  # of the step under way: its budget, and whether it is a trial
+        self._decision = 0, False  # the budget of the step under way, and whether it is a trial
         self._agreed_steps = self._lone_steps = self._open_steps = 0
         self._trials = self._open_trials = 0
         self._warned = False
@@ -94,7 +94,7 @@ class AgreedGate(Gate):
         self._waiting = kept, self._decision
 
     def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
-        """Return the busiest engine's last proposal; send this engine's for the next step."""
+        """Return the busiest engine's last proposal; send this engine's next proposal."""
         leader = self._leader
         most = max(rows, leader.rows) if leader else rows
         proposal = self._gate.budget(most, whole=whole)

@@ -2,8 +2,8 @@
 
 docs/gating.md explains how it decides. The terms of this module:
 
-* A level says whether to draft and, if so, which shape and which least chance of acceptance. Its
-  rate is requests * (1 + expected accepted tokens) / expected step time.
+* A level says whether to draft and, if so, which shape, and with which minimum chance of
+  acceptance. Its rate is requests * (1 + expected accepted tokens) / expected step time.
 * The offers of a level are the tokens that could be drafted at it.
 * A trial is a step with another level than the best one, made only to learn from it.
 
@@ -54,8 +54,8 @@ _CLASSES = len(CHANCES)
 class AutoGate(Gate):
     """Chooses levels by measured rates; see the module.
 
-    `exploration` is the share of step time that trials may lose. The gate chooses from `shapes`
-    shapes of drafts: level 1 + s * len(CHANCES) + n drafts shape s with a least chance of
+    `exploration` is the share of step time that trials may lose. `shapes` is the number of draft
+    shapes to choose from. Level 1 + s * len(CHANCES) + n drafts shape s with the minimum chance
     CHANCES[n].
     """
 
@@ -69,12 +69,13 @@ class AutoGate(Gate):
         self._supplies = self._octaves[self._octave] = list(map(Supply, self._calibrations))
         self._levels = 1 + shapes * _CLASSES
         self._all = tuple(range(self._levels))
-        # Expected at the last decision, for each level: a step's draft tokens, and its seconds.
+        # For each level, as expected at the last decision: draft tokens and seconds of a step.
         self._draft_tokens = [0.0] * self._levels
         self._expected = [0.0] * self._levels
         self._best_shape = 0  # shape of the last chosen level that drafts
         self._shape_trials = [ShapeTrials() for _ in self._octaves]
-        # Share of requests that may have drafts of each shape: now, and at the last decision.
+        # For each shape, the share of requests that may have such drafts: now, and at the last
+        # decision.
         self._may_draft = self._decided_may_draft = (1.0,) * shapes
         self._filling = 0.0  # padding tokens per request in a step without drafts
         self._seen = [[-_STALE] * self._times.loads for _ in range(self._times.bins)]
@@ -83,15 +84,15 @@ class AutoGate(Gate):
         self._ask_again = _ASK_AGAIN
         self._last_ns = 0
         self._context = 0  # tokens of all requests after the last step that was learned from
-        self._unseen = self._to_skip = 0  # steps skipped since then, and steps yet to skip
+        self._unseen = self._to_skip = 0  # steps skipped since that step, and steps still to skip
         self._passed_s = 0.0  # time of all steps, without interruptions
         self._meter = LoadMeter()
-        self._whole = False  # whether steps have k draft or padding tokens per request, or none
-        self._best = 0  # the level chosen
+        self._whole = False  # whether each step has 0 or k draft tokens per request (with padding)
+        self._best = 0  # the chosen level
         self._decided_for = 0  # number of requests at the last decision
         self._budget = 0
         self._postponed = 0  # level of a trial that the next step has no room for, else 0
-        self._fair_s_per_token = 0.0  # of the level chosen
+        self._fair_s_per_token = 0.0  # expected seconds per token at the chosen level
         self._lost_s = 0.0  # time that trials have lost
         self._counts = self._no_counts()  # since the last drain
         self._told = np.zeros((4, len(CHANCES)))  # sums of `Offered.tokens` since the last drain
@@ -146,8 +147,8 @@ class AutoGate(Gate):
     def _measure(self, made: DecidedStep, context: int, seconds: float, stands_for: int) -> None:
         """Learn the time of a step that only decoded.
 
-        `context` is the number of all requests' tokens before the step. The step stands for itself
-        and for the skipped steps before it.
+        `context` is the number of all requests' tokens before the step. `stands_for` counts the
+        step and the skipped steps before it, whose times are assumed to be equal.
         """
         rows, draft_tokens = made.load.rows, made.load.draft_tokens
         if made.trial:
@@ -247,15 +248,16 @@ class AutoGate(Gate):
     def _work_out(
         self, rows: int, context: int, by_shape: Sequence[Levels], first: int = 0
     ) -> tuple[list[float], list[float], list[float]]:
-        """Return for each level a step's expected draft tokens, seconds, and seconds per token.
+        """Return, by level, a step's expected draft tokens, its seconds, and seconds per token.
 
-        `context` is the number of all requests' tokens. `by_shape` has the offers to a request, for
-        each shape from `first` on.
+        `context` is the number of all requests' tokens. `by_shape` has the offers per request, for
+        shape number `first` and the following shapes.
         """
         tokens, weights = [self._filling * rows], []
         sizes, shapes, accepted = list(tokens), [0], [0.0]
-        # Time need not grow in proportion to draft tokens. So two step sizes are averaged,
-        # weighted for the mean and spread of the offered draft tokens.
+        # Time need not grow in proportion to draft tokens. So the times of two step sizes are
+        # averaged. Sizes and weights are such that the mean and the spread of draft tokens are
+        # those of the offers.
         for shape, levels in enumerate(by_shape, first):
             share = self._may_draft[shape]
             drafting, root = rows * share, math.sqrt(rows * share)
@@ -347,7 +349,7 @@ class AutoGate(Gate):
             return best
         level = 1 + shape * _CLASSES + (best - 1) % _CLASSES
         accepted = self._accepted(level)
-        if shape:  # where trees are allowed, a tree contains the chain with the same least chance
+        if shape:  # where trees are allowed, a tree contains the chain with the same minimum chance
             share = self._may_draft[shape] / (self._may_draft[1 - shape] or 1.0)
             accepted = max(accepted, share * self._accepted(best))
         gained_s = self._decided_for * (1 + accepted) * self._fair_s_per_token

@@ -1,4 +1,4 @@
-"""Learns from past steps how many draft tokens reach a least chance, and how many are right.
+"""Learns from past steps how many draft tokens reach a minimum chance, and how many are right.
 
 The drafter reports the tokens that it could have drafted (`verified.Offered`), and which of them
 the text has shown to be right or wrong (judged). They are counted in classes, by their chance of
@@ -19,7 +19,7 @@ import numpy as np
 
 from sam_rollout.core.verified import CHANCES, Offered
 
-LEVELS = len(CHANCES) + 1  # level 0: no draft; level n: tokens with at least chance CHANCES[n - 1]
+LEVELS = len(CHANCES) + 1  # level 0: no draft; level n: tokens with chance >= CHANCES[n - 1]
 _ROWS = 256  # latest requests whose offers count; a request counts in each of its steps
 _STEPS = 16  # latest steps whose offers count, if they have more than _ROWS requests
 _JUDGED = 2048  # when a class has this many judged tokens, its counts are halved
@@ -35,7 +35,7 @@ class Calibration:
 
     def __init__(self) -> None:
         self.steps = 0
-        # The number of judged tokens, the number of right ones, and the sum of all judged chances.
+        # By class: number of judged tokens, number of right tokens, sum of judged tokens' chances.
         self._judged = np.zeros((3, len(CHANCES)))
         self._looks = np.zeros_like(self._judged)  # the same for a closed gate's looks
         self._usual = [(a + b) / 2 for a, b in zip(CHANCES, (1.0, *CHANCES[:-1]), strict=True)]
@@ -80,13 +80,13 @@ class Levels(NamedTuple):
 
 
 class Supply:
-    """The tokens offered to a request in a step of one octave, learned from `rows` requests."""
+    """The tokens offered per request and step in one octave, learned from `rows` requests."""
 
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
         # These are lists, because with cold caches a short loop is faster than several numpy calls.
-        self._tokens = [0.0] * len(CHANCES)  # by class
-        self._spread = [0.0] * len(CHANCES)  # by level: variance of a step's tokens, per request
+        self._tokens = [0.0] * len(CHANCES)  # by class: tokens offered per request
+        self._spread = [0.0] * len(CHANCES)  # by level: variance of a request's tokens
         self.rows = 0.0
         self._levels = Levels([], [], [])
         self._worked_out_at = -1  # `Calibration.steps` when `_levels` was computed

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 
 from sam_rollout.gating.step import EngineStep
 
-LOOK = 2.0  # a least chance that no token has: drafts are found, but none is verified
+# A minimum chance that no token reaches: the drafter finds drafts, but none is verified.
+LOOK = 2.0
 
 
 def hands_over(budget: int, least_chance: float) -> bool:
-    """Whether a decision lets drafts be verified; with LOOK, the drafts found are only counted."""
+    """Whether a decision lets drafts be verified; with LOOK, drafts are only found and counted."""
     return budget > 0 and least_chance < LOOK
 
 
@@ -42,8 +43,8 @@ class Gate:
 class ScheduleGate(Gate):
     """A budget that depends only on the number of running requests.
 
-    `schedule` maps a largest number of requests to draft tokens. Above the largest of these
-    numbers, nothing is drafted.
+    `schedule` has the draft tokens per request, by the largest number of requests for which they
+    hold. With more requests than any of these numbers, nothing is drafted.
     """
 
     def __init__(self, schedule: Mapping[int, int], k: int) -> None:

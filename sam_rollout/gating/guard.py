@@ -1,4 +1,4 @@
-"""A gate whose errors do not end a rollout, made from a configuration."""
+"""Makes a gate from a configuration, and keeps the gate's errors from ending a rollout."""
 
 import contextlib
 import logging
@@ -24,12 +24,12 @@ class GuardedGate:
 
     @property
     def least_chance(self) -> float:
-        """The least chance of the last budget, as in `Gate`."""
+        """The minimum chance that belongs to the last budget, as in `Gate`."""
         return self._gate.least_chance
 
     @property
     def shape(self) -> int:
-        """The shape of drafts of the last budget, as in `Gate`."""
+        """The shape of drafts that belongs to the last budget, as in `Gate`."""
         return self._gate.shape
 
     def next_budget(self, step: EngineStep, *, whole: bool = False, room: bool = True) -> int:
@@ -69,7 +69,7 @@ def make_gate(
     """Make the gate that a validated configuration names.
 
     `exchange` carries reports between engines that wait for each other; it is None for a single
-    engine. The gate `auto` may choose from `shapes` shapes of drafts.
+    engine. `shapes` is the number of draft shapes from which the gate `auto` may choose.
     """
     fixed = ScheduleGate(config.budgets(limits.k), limits.k)
     gate: Gate = fixed

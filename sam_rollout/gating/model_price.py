@@ -1,6 +1,6 @@
 """Decides whether a drafting model is worth its forward passes (docs/gating.md).
 
-If the gate stays closed while drafts of the model are in use, drafts from texts alone are tried.
+If the gate stays closed while the model may draft, drafts from texts alone are tried.
 """
 
 import math
@@ -8,11 +8,11 @@ import math
 from sam_rollout.core.limits import Limits
 from sam_rollout.gating.step import EngineStep
 
-_LEAD = 1.02  # a way to draft replaces the other one if it is faster by this factor
+_LEAD = 1.02  # texts alone replace the model, or the reverse, if they are faster by this factor
 _TRIAL_STEPS, _TRIAL_ROWS = 32, 256  # a trial takes this many steps and rows (requests * steps)
-_FIRST_WAIT, _LONGEST_WAIT = 256, 8192  # steps between trials: at first, at most
-# This many steps after a change from one way to the other count for neither way. An engine that
-# schedules a step ahead verifies the new way's first drafts in the fourth step.
+_FIRST_WAIT, _LONGEST_WAIT = 256, 8192  # steps from one trial to the next: at first, and at most
+# After a change to or from the model, this many steps are not measured. An engine that schedules a
+# step ahead verifies the first drafts after the change in the fourth step.
 _SETTLING = 3
 _FORGOTTEN = 1 / 512  # share of the earlier measurements that a new step replaces
 _PAUSE = 4.0  # a step that takes this many times as long as usual is left out
@@ -26,7 +26,7 @@ class _Octave:
         self.best = MODEL
         self.wait = _FIRST_WAIT
         self.waited = 0
-        self.spent = [[0.0, 0.0], [0.0, 0.0]]  # seconds and tokens of each way
+        self.spent = [[0.0, 0.0], [0.0, 0.0]]  # for TEXTS and for MODEL: seconds, tokens
 
     def s_per_token(self, way: int) -> float:
         seconds, tokens = self.spent[way]

@@ -1,8 +1,8 @@
-"""Trials of the draft shape that is not in use: when to make them, and the offers that they found.
+"""Decides when to try the draft shape that is not in use, and keeps the offers that trials found.
 
-A series of trials is over when it has found the offers (the tokens that could be drafted) to enough
-requests, or when twice as many requests took part. Each wait before a series is twice as long as
-the previous wait, until a series changes the shape in use.
+A series of trials is over when enough requests had offers (tokens that could be drafted), or when
+twice as many requests took part. Each wait before a series is twice as long as the previous wait,
+until a series changes the shape in use.
 """
 
 from sam_rollout.gating.draft_supply import Supply
@@ -17,7 +17,8 @@ class ShapeTrials:
 
     def __init__(self) -> None:
         self._begun_at, self._again = 0, _AGAIN
-        self._rows = 0.0  # requests in this series' trials that may have drafts of the shape
+        # Sum over this series' trials of the requests that may have drafts of the shape on trial.
+        self._rows = 0.0
         # New offers, which replace the shape's known offers once they come from `LOOK_ROWS`
         # requests. The first series adds to the known offers instead.
         self.fresh: Supply | None = None
@@ -37,7 +38,7 @@ class ShapeTrials:
         self._again = min(2 * self._again, _AT_LEAST_EVERY)
 
     def count(self, rows: float) -> None:
-        """Count the requests in a trial that may have drafts of its shape."""
+        """Add a trial, in which `rows` requests may have drafts of the shape on trial."""
         self._rows += rows
 
     def changed(self, step: int) -> None:

@@ -13,26 +13,26 @@ class StepLoad(NamedTuple):
     """An engine's work in a step, summed up over its requests."""
 
     rows: int  # requests
-    tokens: int  # gained
+    tokens: int  # sampled tokens
     draft_tokens: int  # tokens to verify, padding included
-    context: int  # known tokens, gained ones included
-    steady: bool  # whether the step only decoded, with the requests of the step before
+    context: int  # tokens of all texts, sampled ones included
+    steady: bool  # whether the step had the previous step's requests, and no prompts
 
 
 class DecidedStep(NamedTuple):
     """A step's load, and the decision that was made for it."""
 
-    # If several engines wait for each other: the busiest engine's load, steady if all were steady.
+    # If several engines wait for each other: the busiest engine's load, `steady` if all were.
     load: StepLoad
     budget: int
     trial: bool  # whether the decision was a trial
-    shape: int = 0  # shape of its drafts, see `Gate.shape`
+    shape: int = 0  # shape of the step's drafts, see `Gate.shape`
 
 
 class EngineStep(NamedTuple):
     """An engine step with B rows, as seen when the engine asks for the next drafts."""
 
-    now_ns: int  # time.perf_counter_ns() when the engine asks
+    now_ns: int  # time.perf_counter_ns() when the engine asks for drafts
     verified: Verified  # the outcome of the step's drafts
     num_tokens: np.ndarray  # int32[B], known tokens of each row
     same_batch: bool  # whether the rows are those of the step before
@@ -50,7 +50,7 @@ class LoadMeter:
         self._no_prompt = True  # whether the last step computed no prompt
 
     def load(self, step: EngineStep) -> StepLoad:
-        """Return the load of a step; it has to be called for every step."""
+        """Return the load of a step; has to be called for every step."""
         verified = step.verified
         no_prompt_before, self._no_prompt = self._no_prompt, 0 not in verified.sampled
         rows = len(verified.sampled)

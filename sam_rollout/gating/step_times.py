@@ -1,4 +1,4 @@
-"""How long an engine step takes, learned from the steps of the engine itself (docs/gating.md).
+"""Learns from an engine's steps how long the next step will take (docs/gating.md).
 
 The expected time of a step is `speed * base * correction`:
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from sam_rollout.core.limits import Limits
 
-_FEATURES = 4  # of the line: 1, scored tokens, draft tokens among them, context tokens
+_FEATURES = 4  # of a step: the constant 1, scored tokens, draft tokens among them, context tokens
 _RIDGE = (1e-6, 1e-6, 1e-3, 1e-6)
 _MEMORY = 2000  # steps that the line remembers
 _CELL_MEMORY = 64  # steps that a cell remembers
@@ -32,8 +32,9 @@ _KNOWN = 4  # steps after which a cell is known; an unknown cell may lie far fro
 _OLD = 256
 _PATIENCE = 16
 _SPEED_RATE = 1 / 32
-# A cell's ratio is mixed with the ratio of all cells with its number of requests and its shape,
-# which counts as this number of steps. That ratio is mixed with the line in the same way.
+# A cell's ratio is mixed with the ratio of all cells that have its number of requests and its
+# shape. The latter ratio counts like this number of steps. It is itself mixed with the line in the
+# same way.
 _BORROWED = 2.0
 _FARTHEST = 8.0  # largest factor by which a cell may differ from the line
 _COLUMNS = 2  # cells for each draft token per request
@@ -59,8 +60,8 @@ class StepTimes:
         self._cells = [
             [[0.0] * (1 + _FEATURES) for _ in range(self.loads)] for _ in range(self.bins)
         ]
-        # The same sums for each number of requests, over all its cells; with several shapes, also
-        # over its cells of each shape.
+        # The same sums over all cells with the same number of requests; with several shapes, also
+        # over those of each shape.
         self._of_bin = [
             [[0.0] * (1 + _FEATURES) for _ in range(1 + (self._shapes > 1) * self._shapes)]
             for _ in range(self.bins)
@@ -185,8 +186,8 @@ class StepTimes:
         moment = keep * self._moment + features.sum(axis=0)
         if len(fresh) == _FIT_EVERY:
             self._gram, self._moment, self._recent = gram, moment, []
-        # The ridge divides the time between features that the data do not tell apart. The slope of
-        # draft tokens is their cost in addition to other scored tokens.
+        # The ridge divides the time between features whose effects the data do not separate. The
+        # slope of draft tokens is their cost in addition to other scored tokens.
         scale = np.sqrt(np.maximum(np.diag(gram), 1e-30))
         ridged = gram / np.outer(scale, scale) + np.diag(_RIDGE)
         a, b, c, d = np.linalg.solve(ridged, moment / scale) / scale
@@ -202,7 +203,7 @@ class StepTimes:
 
 
 def _bins(max_rows: int) -> list[int]:
-    """Map numbers of requests to cells; small numbers have their own cell, larger ones share."""
+    """Map numbers of requests to cells; small numbers have their own cells, larger ones share."""
     bins, bound, number = [0], 1.0, 0
     for rows in range(1, max_rows + 1):
         if rows > bound:

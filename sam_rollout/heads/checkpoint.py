@@ -1,7 +1,7 @@
 """Reads the folder of an EAGLE-3 head without torch, and checks that it fits its policy.
 
 Two formats can be read: the format of the speculators library and the format of Hugging Face llamas
-(`LlamaForCausalLMEagle3`). This package writes heads in the first one.
+(`LlamaForCausalLMEagle3`). This package writes heads in the first format.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,8 @@ from sam_rollout.core.settings import ConfigError
 CONFIG, TRAINING = "config.json", "training.json"
 LLAMA, QWEN3 = "Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM"
 _ARCHITECTURES = {"llama": LLAMA, "qwen3": QWEN3}
-#: Keys of a policy's configuration that a head records. It fits only policies with these values.
+#: Keys of a policy's configuration that a head records. The head fits only policies with the
+#: recorded values.
 BASE_KEYS = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings",

@@ -18,8 +18,8 @@ from sam_rollout.heads.training import Learner
 class Acceptance:
     """The acceptance of greedily chosen drafts, if the policy samples at temperature 1."""
 
-    # For each draft position, the policy's mean probability of the draft token, given the text
-    # before it, over all positions of the responses.
+    # For each draft position: the probability that the policy gives to the draft token, averaged
+    # over all positions of the responses.
     per_position: tuple[float, ...]
     # Tokens per verify step, bonus token included, if an engine with these drafts had sampled the
     # texts.
@@ -61,8 +61,9 @@ def acceptance(learner: Learner, samples: Sequence[Sample], peers: Peers = ALONE
 def count_accepted(learner: Learner, samples: Sequence[Sample]) -> Tensor:
     """Draft at every position of every text; return counts, to be summed over processes.
 
-    The counts, [2 * steps + 2], are the sum of probabilities for each draft position, the number of
-    positions for each draft position, and tokens and verify steps of the replay.
+    The result has 2 * steps + 2 numbers. First come, for each draft position, the sum of the draft
+    tokens' probabilities. Then come, for each draft position, the number of draft tokens. The last
+    two numbers are the tokens and the verify steps of a replay (`tokens_per_step`).
     """
     probability = np.zeros(learner.steps)
     counted = np.zeros(learner.steps, np.int64)
@@ -75,7 +76,7 @@ def count_accepted(learner: Learner, samples: Sequence[Sample]) -> Tensor:
             probability[step.number] += float(right.sum())
             counted[step.number] += len(drafts)
             matches.append((drafts == step.tokens).long())
-        # The tokens that are accepted of each position's draft; later steps have fewer positions.
+        # The number of tokens accepted of each position's draft; later steps have fewer positions.
         accepted = pad_sequence(matches).cumprod(1).sum(1)
         found = tokens_per_step(accepted.tolist())
         tokens, verify_steps = tokens + found[0], verify_steps + found[1]

@@ -59,12 +59,13 @@ class SampleBuffer:
 class OnlineHead:
     """Trains a head in one process, together with the other processes (`Peers`).
 
-    Between two calls of `learn`, everything is in host memory, because other work needs the device.
+    Between two calls of `learn`, all tensors are in host memory, because other work needs the
+    device.
 
     All processes begin with the first process's weights. `steps` is the number of successive draft
-    tokens to train, the engine's `num_speculative_tokens`. If the head is `known`, it was trained
-    before, and the acceptance of its first weights is measured, too, for comparison. If not, its
-    learning rate is higher at first.
+    tokens to train, the engine's `num_speculative_tokens`. `known` says whether the head was
+    trained before. If so, the acceptance of its first weights is measured, too, for comparison. If
+    not, the learning rate is higher at first.
     """
 
     def __init__(
@@ -94,9 +95,10 @@ class OnlineHead:
     ) -> dict[str, float]:
         """Measure acceptance on the new windows, and make updates as long as time is left.
 
-        `find_policy` returns the policy's current matrices on the device, the same in all
-        processes, or raises in all; it is called only if there is time. `seconds` is this step's
-        share of time. Unused and overdrawn time is carried to the next step.
+        `find_policy` returns the policy's current matrices on the device. It has to return the same
+        in all processes, or to raise in all. It is called only if there is time. `seconds` is the
+        time that this training step grants. Unused and overdrawn time is carried over to the next
+        step.
 
         Return metrics by their names without `sam/head_training/`. Without new windows, the
         acceptance is left out.
@@ -216,8 +218,8 @@ class OnlineHead:
     def state_dict(self) -> dict[str, Any]:
         """Return the state for `load_state_dict`.
 
-        Not saved are the buffer's windows, the time carried over from earlier steps, and whether
-        the training has failed.
+        It lacks the buffer's windows, the time carried over from earlier steps, and whether the
+        training has failed.
         """
         return {
             "head": self.trainable.head.state_dict(),

@@ -37,20 +37,20 @@ class TrainingSettings:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One draft step, at all positions of a batch for which the text has the token to draft."""
+    """One draft step, at all positions of a batch where the text shows which token follows."""
 
     number: int  # Counted from 0.
     logits: Tensor  # [positions, draft vocabulary], the head's logits.
     target: Tensor  # [positions, vocabulary], the policy's probabilities.
-    tokens: Tensor  # [positions], the text's tokens.
+    tokens: Tensor  # [positions], the tokens that the texts have in place of the drafted ones.
 
 
 class Learner:
-    """A head with the matrices of its policy, which learns `steps` draft steps.
+    """A head that learns `steps` draft steps, with the matrices of its policy.
 
     `vocabulary` has the tokens that the head can draft, ascending, [draft vocabulary]; by default
     it can draft all. `output` is the head's own output matrix, [draft vocabulary, hidden]; by
-    default the head shares these tokens' rows of the policy's matrix.
+    default the head uses these tokens' rows of the policy's matrix.
     """
 
     def __init__(

@@ -105,8 +105,8 @@ def write_head(
 ) -> None:  # fmt: skip
     """Write a head's configuration, weights (bfloat16) and the record of its training.
 
-    The policy's embeddings and output matrix are left out, because vLLM shares the policy's current
-    ones.
+    The policy's embeddings and output matrix are left out, because the head uses the matrices that
+    the policy has in vLLM.
     """
     folder.mkdir(parents=True, exist_ok=True)
     state = trained.head.state_dict()
@@ -198,7 +198,7 @@ def _check_computed(
 def write_fresh_head(
     folder: Path, model_config: Mapping[str, Any], model: str, draft_tokens: int
 ) -> None:
-    """Write a new head with random weights, which are always the same."""
+    """Write a new head; its random weights are always the same."""
     head = fresh_head(model_config, seed=0)
     write_head(folder, head, model_config, model, draft_tokens, {"updates": 0})
 

@@ -5,8 +5,8 @@
     ... --into-current-env     into a vendor's image: its torch, engine and device packages stay as
                                they are, only what is missing is added
 
-Variables: PYTHON (of scripts/install.sh, the interpreter to start from), PIP_FIND_LINKS and
-PIP_INDEX_URL (also honoured).
+Variables: PYTHON (for scripts/install.sh: the interpreter to start from), PIP_FIND_LINKS and
+PIP_INDEX_URL (as for pip).
 """
 
 from __future__ import annotations

@@ -22,9 +22,11 @@ from sam_rollout.telemetry.records import value_at
 UNFAIR, WARNING, NOTE, UNKNOWN = "unfair", "warning", "note", "unknown"
 SEVERITIES = (UNFAIR, WARNING, NOTE, UNKNOWN)
 
-SHARED_PROMPTS = 0.9  # Least share of a step's prompts that both sides have, averaged over steps.
+SHARED_PROMPTS = 0.9  # Minimum share of a step's prompts that both sides have, mean over steps.
 TOKENS_WARNING, TOKENS_UNFAIR = 0.01, 0.05  # Relative difference of mean response length.
-KS_UNFAIR, KS_P = 0.1, 0.01  # Largest distance of the length distributions, and its p-value.
+# A comparison is unfair if the distributions of response lengths have at least this distance, and
+# the test's p-value is below the second number (Kolmogorov and Smirnov).
+KS_UNFAIR, KS_P = 0.1, 0.01
 LOAD_WARNING, LOAD_UNFAIR = 0.05, 0.15  # Relative difference of a time that drafts do not affect.
 WARM_UP = 1.5  # A warm-up step takes more than this many times the others' median.
 FEW_STEPS = 3
@@ -235,7 +237,7 @@ def unfinished(case: Case) -> _Found:
 
 
 def other_load(case: Case) -> _Found:
-    """Compares the time per token of the actor's update, which drafts do not affect."""
+    """Compares the actor's update times per token, because drafts do not affect these."""
     if known := case.means_of("timing_s/update_actor", "perf/total_num_tokens"):
         (base_s, sam_s), (base_tokens, sam_tokens) = known
         ratio = (sam_s / sam_tokens) / (base_s / base_tokens) - 1

@@ -1,1 +1,1 @@
-"""The drafting of one batch between two forward passes, for any engine."""
+"""Makes the drafts for one batch between two forward passes, in any engine."""

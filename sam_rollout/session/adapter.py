@@ -35,7 +35,7 @@ class EngineHooks:
     Attributes:
         graph_of: returns the graph of a step, for `sam.pad_drafts`; called from the first step on.
         sampler_us: returns the host time in the samplers since its last call, in microseconds.
-        heard: returns the positions scored since its last call, or None; its argument is whether
+        heard: returns the positions scored since its last call, or None; its argument says whether
             the gate is open.
         made: returns the arguments of `Source.receive` for this step, or None.
         made_after: number of steps from the one in which `DraftSession.wants_made` becomes true to

@@ -1,4 +1,4 @@
-"""A session's record of its steps and requests."""
+"""Records a session's steps and requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Bookkeeping:
     def __init__(
         self, limits: Limits, sources: Sequence[str], sampler_us: Callable[[], float], record: bool
     ) -> None:
-        self.failures = 0  # in noting engine steps
+        self.failures = 0  # number of failures to note an engine step
         self.ledger = RequestLedger(limits, len(sources))
         self._k = limits.k
         self._places = [NAMES.index(name) for name in sources]
@@ -36,10 +36,10 @@ class Bookkeeping:
         self._record = record
 
     def follow(self, request_ids: list[str], live: Container[str]) -> list[str]:
-        """Follow a changed batch; return the requests that have ended."""
+        """Take in a changed batch; return the requests that have ended."""
         ended = self.ledger.follow(request_ids, live)
         if not self._record:
-            self.ledger.drain()  # else totals of ended requests would pile up
+            self.ledger.drain()  # otherwise totals of ended requests would pile up
         return ended
 
     def end(
@@ -48,7 +48,7 @@ class Bookkeeping:
         """End the session's part of a step, which began at `started_ns`.
 
         `offered`, bool[B], has the rows that may draft; it is None if no row may. `budget` is the
-        gate's. `branches` says whether drafts may be trees.
+        gate's decision. `branches` says whether drafts may be trees.
         """
         self.ledger.offer(offered)
         if self._record and not self.failures:

@@ -1,4 +1,4 @@
-"""Counts of drafted and accepted tokens: per request, per step, and by the length of the context.
+"""Counts drafted and accepted tokens per request, per step, and by the length of the context.
 
 Padding tokens (``padding.py``) are not counted as drafts. They come after a row's draft tokens, so
 the first accepted tokens of a row are draft tokens.
@@ -46,7 +46,7 @@ class RequestLedger:
         self._finished: dict[str, RequestTotals] = {}
 
     def follow(self, request_ids: list[str], live: Container[str]) -> list[str]:
-        """Follow a changed batch; return the requests that ended since the last call.
+        """Take in a changed batch; return the requests that ended since the last call.
 
         `live` holds all requests that have not ended, in the batch or not.
         """
@@ -68,7 +68,7 @@ class RequestLedger:
         return ended
 
     def book(self, verified: Verified, num_tokens: np.ndarray, *, drafted: bool) -> None:
-        """Add a step to the totals; `drafted`: it had draft or padding tokens to verify."""
+        """Add a step to the totals; `drafted` says if it had draft or padding tokens to verify."""
         if not (drafted or self._anything_offered):
             self.step.fill(0)
             return

@@ -17,7 +17,7 @@ _LOOK_AHEAD = 8
 
 
 class MadeDrafts:
-    """Asks for the model's drafts while the gate is open and `price` finds the model worth it."""
+    """Asks for the model's drafts while the gate is open and `price` says that the model pays."""
 
     def __init__(
         self, config: ModelSourceConfig, hooks: EngineHooks, price: ModelPrice | None
@@ -26,7 +26,7 @@ class MadeDrafts:
         self._expected, self._trains = config.enabled, config.trains
         self._made, self._made_after = hooks.made, hooks.made_after
         self._price = price
-        self._asked = 0  # number of latest steps in a row in which drafts were wanted
+        self._asked = 0  # number of successive steps, up to the last one, that wanted drafts
         self._lacking = False  # whether this step lacks drafts that a later step may have
         self._looks_ahead = 0  # further steps in which the model runs for a look
 

@@ -1,4 +1,4 @@
-"""Padding of drafts to k tokens, which keeps the shape of a captured graph.
+"""Fills drafts up to k tokens, so that steps keep the shape of a captured graph.
 
 vLLM captures full decode graphs for steps in which every request has exactly k draft tokens. Other
 steps run in piecewise graphs, or without any graph if ``cudagraph_mode`` is FULL_DECODE_ONLY (usual

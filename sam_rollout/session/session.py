@@ -1,9 +1,9 @@
-"""The drafting of one batch between two forward passes, for any engine.
+"""Makes the drafts for one batch between two forward passes, in any engine.
 
 An adapter (vLLM's proposer, vllm-ascend's runner, the benchmarks) hands over arrays and takes
 drafts. `DraftSession.step` has these stages:
 
-1. It follows the batch: which requests joined, left and ended.
+1. It takes in which requests joined the batch, left it and ended.
 2. It compares the last drafts with the samples (`Verified`).
 3. The gate sets the budget of draft tokens.
 4. The drafter reads every text's new tokens, and drafts if there is a budget.
@@ -12,7 +12,7 @@ drafts. `DraftSession.step` has these stages:
 
 An engine may prepare its next step before the drafts are known. Such a step has exactly k draft
 tokens per request, padding included. `step` then drafts at once if the gate's last decision was to
-open. The gate's next decision and the record follow in `settle`, while the engine computes.
+open. The gate decides again in `settle`, which also notes the step, while the engine computes.
 
 A drafter that fails is switched off, logged once and counted, and the rollout goes on. While the
 gate is closed, the drafter reads new tokens and hands over no drafts. A request's state is freed
@@ -160,8 +160,8 @@ class DraftSession:
             token_ids: int32[R >= B, L], row i begins with the text of request i; read in place.
             num_tokens: int32[B], known tokens of each row.
             sampled: int32[B], tokens that each row gained in this step, bonus token included; 0 for
-                a prompt that is still being computed. A new array in each step, because the next
-                step reads it again.
+                a prompt that is still being computed. Each call needs a new array, because the next
+                call reads this one again.
             room: whether the engine's next step can verify drafts. If not, there are no drafts;
                 `wants_drafts` says whether the step after it should have room.
             whole: whether a step with room has exactly k draft tokens for each request. If so, the
@@ -273,7 +273,7 @@ class DraftSession:
         return budget if room or not drafts else 0
 
     def _follow(self, drafter: SamDrafter, request_ids: list[str]) -> None:
-        """Follow a changed batch, and free the state of requests that ended."""
+        """Take in a changed batch, and free the state of requests that ended."""
         ended = self._books.follow(request_ids, live=self._requests.live)
         drafter.finish(ended)
         before = set(self._request_ids)
@@ -346,7 +346,7 @@ class DraftSession:
             "The drafter failed and is switched off; the rollout continues without drafts.",
             exc_info=True,
         )
-        # No later change of the batch is followed, so its totals are closed now.
+        # Later changes of the batch are not noticed, so its requests' totals are closed now.
         with contextlib.suppress(Exception):  # the ledger may be what failed
             self._books.follow([], live=())
 

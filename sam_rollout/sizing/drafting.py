@@ -14,7 +14,7 @@ class RolloutRound:
     prompts: int  # `gen_batch_size`.
     siblings: int  # Responses per prompt, `n`.
     engines: int  # Schedulers that share the responses.
-    max_num_seqs: int  # Most requests that one engine runs at once.
+    max_num_seqs: int  # Maximum number of requests that one engine runs at once.
     prompt_tokens: int  # Length of the longest prompt.
     response_tokens: int  # Length of the longest response.
 
@@ -25,7 +25,7 @@ class RolloutRound:
 
     @property
     def per_engine(self) -> int:
-        """Most responses that one engine gets."""
+        """The maximum number of responses that one engine gets."""
         return math.ceil(self.responses / self.engines)
 
     @property
@@ -34,7 +34,7 @@ class RolloutRound:
         return math.ceil(self.per_engine / self.max_num_seqs)
 
     def bytes_of(self, sam: SamConfig) -> dict[str, int]:
-        """Return the most bytes that each enabled source takes in one engine."""
+        """Return the maximum number of bytes that each enabled source takes in one engine."""
         sources = sam.sources
         running = min(self.per_engine, self.max_num_seqs)
         shared = self.per_engine * self.response_tokens

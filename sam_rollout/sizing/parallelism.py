@@ -1,4 +1,4 @@
-"""How training and rollout divide a model among devices, and the limits of one engine."""
+"""Describes how training and rollout divide a model among devices, and an engine's limits."""
 
 import dataclasses
 
@@ -56,7 +56,7 @@ class RolloutLayout:
 
 @dataclasses.dataclass(frozen=True)
 class DrafterSize:
-    """The memory of a drafting model on one device; zero without one."""
+    """The memory of a drafting model on one device; all zero if no model drafts."""
 
     weights: float = 0.0  # Bytes.
     kv_bytes: float = 0.0  # Bytes of one token's keys and values.
@@ -69,5 +69,5 @@ class EngineLimits:
     memory_fraction: float  # share of the device's memory (`gpu_memory_utilization`)
     max_num_seqs: int
     draft_tokens: int  # k; 0 without speculation.
-    verified_requests: int  # Most requests that may have k draft tokens in one step.
+    verified_requests: int  # Maximum number of requests with k draft tokens in one step.
     drafter: DrafterSize = DrafterSize()

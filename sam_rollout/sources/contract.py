@@ -73,7 +73,7 @@ class Source:
 
     In every engine step the drafter calls `bind` if the batch has changed. Then it calls `locate`
     if the gate is open, or `catch_up` if it is closed. It calls `settle` last. A row stands for the
-    same request until the next `bind`. No content of a row may raise an exception.
+    same request until the next `bind`. Whatever a row contains, no method may raise an exception.
     """
 
     name: str  # the key under `sam.sources`
@@ -155,13 +155,14 @@ class SourceEntry:
 
     name: str  # the key under `sam.sources`
     section: type[Section]  # the class of its settings, with a field `enabled`
-    # Makes the source in the engine's worker from its checked section, the engine's limits and the
-    # record of responses. It returns None if there would be nothing to draft from.
+    # A function that makes the source in the engine's worker. It gets the checked section, the
+    # engine's limits and the record of responses. It returns None if there would be nothing to
+    # draft from.
     make: Callable[[Any, Limits, Responses], Source | None]
     order: int  # number by which the sources are sorted
     # Declarations of the figures that `counters` and `levels` report, without the prefix
     # `sam/draft/`. `<name>_bytes`, `<name>_evictions` and `<name>_failures` need no declaration.
     metrics: tuple[Metric, ...] = ()
-    # Raises ConfigError before a model is loaded, for faults that the section's fields do not show
-    # (such as a missing file). It gets the section and the size of the vocabulary.
+    # A function that gets the section and the size of the vocabulary. Before a model is loaded, it
+    # raises ConfigError for faults that the section's fields do not show, such as a missing file.
     check: Callable[[Any, int], object] | None = None

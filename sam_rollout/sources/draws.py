@@ -1,8 +1,8 @@
-"""The source `draws`: drafts of tokens that were drawn at positions after a rejected draft token.
+"""The source `draws`: drafts tokens that were drawn at positions after a rejected draft token.
 
 A coupled sampler draws the token of every position with the position's own random number. A verify
 step also draws a token at each position after a draft's first wrong token. The final token of such
-a position is drawn with the same random number, and is often the same. Jacobi and Lookahead
+a position is drawn with the same random number, and is often the same token. Jacobi and Lookahead
 decoding (Fu et al. 2024, arXiv 2402.02057) use this under greedy decoding.
 """
 

@@ -98,8 +98,8 @@ class ModelSourceConfig(Section):
         3,
         minimum=1,
         maximum=MAX_DRAFT_TOKENS,
-        meaning="Most tokens that the drafter drafts per request and step. Each token takes a "
-        "forward pass of the drafter. At most `sam.max_draft_tokens`.",
+        meaning="Maximum number of tokens that the drafter drafts per request and step. Each takes "
+        "a forward pass of the drafter. At most `sam.max_draft_tokens`.",
     )
     sampled: bool = setting(
         False,
@@ -209,7 +209,7 @@ class ModelDrafts(Source):
         interface.write_places(places[:rows], kind, headers, 0, lengths)
 
     def settle(self) -> None:
-        """Drop the drafts, which were made for this step alone."""
+        """Drop the drafts, because they were made for this step alone."""
         self._rows = 0
 
     def counters(self) -> Mapping[str, int]:

@@ -35,8 +35,8 @@ class OwnText(LiveTexts):
     A preempted request keeps its automaton. At most `2 * max_rows + 16` automata are kept. Beyond
     that number, the request that has been absent longest loses its automaton. After every step,
     memory is brought below `config.max_bytes`: first absent requests lose their automata, the
-    longest absent first. Then present requests lose theirs, the smallest first, because long texts
-    yield the longest drafts.
+    longest absent first. Then present requests lose theirs, the smallest automaton first, because
+    long texts yield the longest drafts.
     """
 
     name = "own"
@@ -76,7 +76,7 @@ class OwnText(LiveTexts):
                 self._suspended.pop(request_id, None)
 
     def _resume(self, ids: list[str]) -> None:
-        """Let suspended requests, in row order, have automata again if their former sizes fit."""
+        """Give suspended requests automata again, in row order, if their former sizes fit."""
         if not self._suspended:
             return
         nbytes = self.pool.nbytes

@@ -87,7 +87,8 @@ class PromptTexts(GroupedTexts[GroupKey]):
         if config.earlier_steps:
             responses.want()
         self._reading: dict[GroupKey, Future[AutomatonPool | None]] = {}
-        # This step's ended texts, by prompt, which the prompt's next automaton has to read.
+        # By prompt: texts that ended in this training step, to be read by the prompt's next
+        # automaton.
         self._ended: dict[GroupKey, list[Int32Array]] = {}
         self._ended_bytes = 0
         self._counts = dict.fromkeys(("found", "missing", "evictions"), 0)
@@ -150,7 +151,11 @@ class PromptTexts(GroupedTexts[GroupKey]):
         return super()._nbytes + self._shared.nbytes + self._ended_bytes
 
     def _make_room(self) -> None:
-        """Drop other engines' waiting texts, then earlier responses, then groups (ended first)."""
+        """Drop texts until the rest fits into memory.
+
+        Other engines' waiting texts go first, then earlier responses, then groups without a live
+        request, then the other groups.
+        """
         self._shared.forget_all()
         for group in [one for one in self._groups.values() if one.seeded_tokens]:
             if self._nbytes <= self._max_bytes:

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 _DUE, _SUCCESSOR = 7 / 16, 6 / 16
 # A successor also reads texts that ended meanwhile, up to this share of `KeptTexts.most_tokens`.
 _LATE_SHARE = 1 / 4
-_MOST_PLACES = int(LARGEST_AUTOMATON // 2 * _SUCCESSOR)  # of a successor
+_MOST_PLACES = int(LARGEST_AUTOMATON // 2 * _SUCCESSOR)  # maximum number in a successor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,7 @@ class RunSourceConfig(Section):
 
     @property
     def most_tokens_of_successor(self) -> int:
-        """The most tokens that a successor may begin with."""
+        """The maximum number of tokens that a successor may begin with."""
         return min(_MOST_PLACES, int(self.max_bytes // LIVE_BYTES_PER_TOKEN * _SUCCESSOR))
 
 
@@ -102,8 +102,8 @@ class _Making:
 
     pool: AutomatonPool
     made: Future[AutomatonPool]
-    room: Room  # for all the old text that it reads
-    since: int  # number of texts kept before it was begun
+    room: Room  # limits on all the ended texts that it reads
+    since: int  # number of texts that had been kept when it was begun
 
 
 class RunTexts(GroupedTexts[str]):
@@ -118,8 +118,8 @@ class RunTexts(GroupedTexts[str]):
     def __init__(self, config: RunSourceConfig, limits: Limits, responses: Responses) -> None:
         super().__init__(limits, config.max_bytes, responses)
         responses.want()
-        # After a check whether to replace an automaton, the next check follows once it has grown by
-        # this number of bytes. A place takes at least 16 bytes.
+        # When an automaton has been found too large without being replaced, it is checked again
+        # once it has grown by this number of bytes. A place takes at least 16 bytes.
         self._growth = min(config.max_bytes, LARGEST_AUTOMATON // 2 * 16) // 32
         self._most_tokens_of_successor = config.most_tokens_of_successor
         corpus = check_corpus(config, limits.vocab_size)
@@ -131,7 +131,7 @@ class RunTexts(GroupedTexts[str]):
         self._making: _Making | None = None  # successor of the automaton of training
         self.failures = 0  # successors that could not be made
         self.restarts = 0  # automata that were replaced by a successor
-        self.seeded_tokens = 0  # tokens of old text that successors began with
+        self.seeded_tokens = 0  # tokens of ended texts that successors began with
 
     def key_of(self, identity: RequestIdentity | None) -> str:
         """Return the request's split."""
@@ -184,7 +184,7 @@ class RunTexts(GroupedTexts[str]):
         return super()._nbytes + self._kept.nbytes + making
 
     def _turn_over(self) -> None:
-        """Begin successors of automata to replace (`_is_due`); let finished ones take over."""
+        """Begin successors of automata that are due (`_is_due`); let finished ones take over."""
         self._take_older()
         for group in list(self._groups.values()):
             if self._making is not None and group.key == TRAIN_SPLIT:
@@ -241,7 +241,7 @@ class RunTexts(GroupedTexts[str]):
     def _is_due(self, group: Group[str]) -> bool:
         """Whether the automaton should be replaced.
 
-        It should be if older texts came in. It should also be if it is too large and a successor
+        There are two reasons to replace it: older texts came in, or it is too large and a successor
         would have room for ended texts.
         """
         if self._has_older and group.key == TRAIN_SPLIT:

@@ -10,7 +10,8 @@ from sam_rollout.telemetry.records import RunFolder, RunFolderError
 from sam_rollout.telemetry.schema import declared
 
 _ROLLOUT_S, _TOKENS = "sam/engine/rollout_s", "sam/engine/generation_tokens"
-# A metric of both runs, the metric of the baseline's value, and the quotient's metric, if any.
+# A metric of both runs, the metric that shows the baseline's value, and the metric that shows the
+# quotient, if there is one.
 _METRICS: tuple[tuple[str, str, str | None], ...] = (
     (_ROLLOUT_S, "compare/rollout_s_baseline", "compare/speedup_rollout"),
     ("sam/tail/time_s", "compare/tail_time_baseline", "compare/speedup_tail"),

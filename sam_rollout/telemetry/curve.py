@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 CURVE_NAME = "sam/engine/running_over_time"  # the picture's name
 MAX_POINTS = 500
-IDLE_S = 0.02  # Gaps between steps below this come from rounded times: the engine was not idle.
+IDLE_S = 0.02  # Shorter gaps between steps come from rounded times: the engine was not idle.
 _SIZE_INCHES, _DPI = (6.4, 3.0), 90  # 576 x 270 pixels.
 _STYLE = {
     "font.size": 8,

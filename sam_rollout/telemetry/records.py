@@ -80,7 +80,8 @@ class DraftNote:
     drafter_us: float = column(pa.float32(), "drafter time after this step's forward, us", 0.0)
     draft_budget: int | None = column(
         _INT,
-        "most tokens that the gate allowed per request, handed over or not; null: no drafter",
+        "maximum number of draft tokens per request that the gate allowed, handed over or not; "
+        "null: no drafter",
         None,
     )
     draft_trees: bool | None = column(
@@ -195,7 +196,7 @@ def _schema(record: type) -> pa.Schema:
 
 NOTE_COLUMNS = tuple(one.name for one in fields(DraftNote))
 ENGINE_STEPS, REQUESTS, TRACES = map(_schema, (StepRecord, RequestRecord, TraceRecord))
-# A table's name, which its folder has too -> its schema, and its column with the time of a row.
+# Name of a table and of its folder -> the table's schema, and its column with the time of a row.
 TABLES: dict[str, tuple[pa.Schema, str]] = {
     "engine_steps": (ENGINE_STEPS, "time_s"),
     "requests": (REQUESTS, "end_s"),

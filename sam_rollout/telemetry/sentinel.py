@@ -68,9 +68,11 @@ _SWITCHED_OFF = ("draft/failures", "draft/record_failures", "draft/texts_failure
 # the trainer's probability of a token. In bf16 it is about 0.003 to 0.01.
 _OWN, _BASELINES = "training/rollout_probs_diff_mean", "compare/probs_diff_baseline"
 _IDENTICAL, _TIES = "sam/proof/identical_share", "sam/proof/ties_share"
-# Added to both differences before their ratio is taken; a ratio of rounding errors has no meaning.
+# This number is added to both differences before their ratio is taken, because a ratio of rounding
+# errors has no meaning.
 _ROUNDING = 1e-3
-# Added to a step's accepted tokens: without a success in n trials, the rate may be up to 3 / n.
+# This number is added to the later step's accepted tokens, because it may have few by chance: if
+# none of n tokens is accepted, the true rate may still be 3 / n (the rule of three).
 _RULE_OF_THREE = 3.0
 
 
@@ -88,7 +90,7 @@ class TrainingStep(NamedTuple):
 
     metrics: Mapping[str, float]
     engines: Sequence[EngineReport] = ()  # empty if the step's records were lost
-    since_s: float = -math.inf  # begin of the records, seconds since the epoch
+    since_s: float = -math.inf  # when the records begin, seconds since the epoch
 
 
 class Finding(NamedTuple):
@@ -229,7 +231,7 @@ class Sentinel:
 def _verified_in(step: TrainingStep) -> np.ndarray:
     """Return the numbers of accepted and verified draft tokens, and of verified drafts.
 
-    The numbers are zero if the gate `auto` only tried drafts, which is not a problem.
+    The numbers are zero if the gate `auto` only tried drafts, because this is not a problem.
     """
     trials, opened = (
         sum(engine.drafter_counters.get(f"gate/{name}", 0.0) for engine in step.engines)

@@ -14,10 +14,11 @@ import torch
 
 from sam_rollout.verification.gumbel_cpu import UNIT, draw_on_cpu
 
-# A token's random bits come from MurmurHash3's 32-bit finaliser (Appleby, public domain) over the
-# hash of the token's id and both halves of the row's 64 bits. `_MIX_1` and `_MIX_2` are constants
-# of this finaliser. Its lowest 31 bits (never all zero) times `UNIT` are a uniform number u in (0,
-# 1), and e = -log(1 - u) is exponential. The largest u is 1 - 2**-24, so every e is finite.
+# A token's random bits are made from the hash of its id and from both halves of the row's 64 bits.
+# The hash function is the 32-bit finaliser of MurmurHash3 (Appleby, public domain), of which
+# `_MIX_1` and `_MIX_2` are constants. The lowest 31 bits (never all zero) times `UNIT` are a
+# uniform number u in (0, 1), and e = -log(1 - u) is exponential. The largest u is 1 - 2**-24, so
+# every e is finite.
 _MIX_1 = 0x85EBCA6B - (1 << 32)
 _MIX_2 = 0xC2B2AE35 - (1 << 32)
 # How many noise values are made at a time. On a CPU, they stay in its cache.

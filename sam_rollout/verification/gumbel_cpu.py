@@ -96,7 +96,7 @@ def _below(score: Any) -> Any:
 
 @numba.njit(inline="always")
 def _may_win(logit: Any, best: Any, number: Any) -> Any:
-    """Whether a token's score might exceed the best score; true for every score that does."""
+    """Whether a token passes the cheap test; every token that beats the best score passes."""
     fixed = (logit - best) * _PER_NAT + _ONE
     fixed = fixed if fixed > np.float32(0) else np.float32(0)  # NaN becomes 0, too
     fixed = fixed if fixed < _LARGEST else _LARGEST

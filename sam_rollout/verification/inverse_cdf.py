@@ -1,7 +1,8 @@
 """Token draws from rows of probabilities, with one random number per row.
 
 Cumulative sums are taken over integers (fixed point), which give the same result in any batch and
-on any device. In a large vocabulary, a block is searched first, then a token in the block.
+on any device. A large vocabulary is divided into blocks: a draw selects a block first, and then a
+token in it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def to_fixed_point(probabilities: torch.Tensor) -> torch.Tensor:
 
 
 def _block_masses(probabilities: torch.Tensor) -> torch.Tensor:
-    """Sum each block of ``BLOCK`` tokens; return int64 [rows, blocks]. The last may be shorter.
+    """Sum each block of ``BLOCK`` tokens (the last may have fewer); return int64 [rows, blocks].
 
     Whole blocks are summed in floating point, because converting every token would be slow. All
     sums have ``BLOCK`` terms, so one kernel sums them in the same order for any number of rows.
@@ -79,7 +80,7 @@ def _search(
     Returns:
         The entry's index, and the target's offset within the interval, both int64 [rows].
     """
-    # A block's tokens may add up to less than its mass. Then the last token is taken.
+    # The sum of a block's tokens may be less than the block's mass. Then the last token is taken.
     target = torch.minimum(target, cumulative[:, -1] - 1)
     index = (cumulative <= target.unsqueeze(1)).sum(dim=1)
     here = index.clamp(max=masses.shape[1] - 1).unsqueeze(1)

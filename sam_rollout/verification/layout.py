@@ -19,7 +19,8 @@ class DraftLayout:
     Args:
         cu_num_drafts: Integer [batch], cumulative number of draft tokens.
         num_drafts: Total number of draft tokens.
-        max_drafts: The most draft tokens of a request. Results have `max_drafts` + 1 columns.
+        max_drafts: Maximum number of draft tokens per request. Results have `max_drafts` + 1
+            columns.
     """
 
     def __init__(self, cu_num_drafts: torch.Tensor, num_drafts: int, max_drafts: int) -> None:

@@ -144,7 +144,7 @@ class Part:
 def write_nodes(address: str, resource: str, path: str) -> None:
     """Write the state of Ray's nodes to a file every second.
 
-    A failing Ray ends this process, which is therefore separate.
+    A failing Ray ends the process that asks it, so a separate process runs this function.
     """
     import ray
 

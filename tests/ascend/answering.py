@@ -97,7 +97,7 @@ ENGINES = {
     "head and texts": Side(head("own", "prompt", k=8), engine=SMALL),
     "head, closed": Side(head("own", gate="closed")),
     "head, fails": Side(head("own")),
-    # The last one, because it changes the model.
+    # This side is the last one, because it changes the model.
     "head, drawn": Side(head(sampled=True), "coupled"),
 }
 

@@ -25,7 +25,7 @@ collect_ignore_glob = [] if find_spec("vllm_ascend") else ["test_*.py"]
 
 if not collect_ignore_glob:
     sys.path.insert(0, STAND_IN)
-    # Also for the processes that vLLM starts.
+    # The processes that vLLM starts need these paths, too.
     paths = [STAND_IN, os.environ.get("PYTHONPATH")]
     os.environ.update(
         PYTHONPATH=os.pathsep.join(filter(None, paths)),

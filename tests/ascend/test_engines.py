@@ -49,7 +49,7 @@ def test_texts_are_those_without_drafts(engines, name):
 
 @pytest.mark.parametrize("name", (*AHEAD, "sync", "trees"))
 def test_texts_are_the_same_where_requests_come_and_go(engines, name):
-    """With aborts, minimum lengths, penalties and grammars."""
+    """Requests are aborted, and have minimum lengths, penalties and grammars."""
     expected, found = engines["off"]["one by one"], engines[name]["one by one"]
     assert 0.6 * len(expected) <= len(found) < len(expected)
     assert found == {name: expected[name] for name in found}

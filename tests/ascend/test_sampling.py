@@ -27,7 +27,7 @@ COUPLED = RolloutSamplerConfig(kind="coupled")
 
 
 class IndependentRows:
-    """Random bits of rows without requests, in place of KeyedRows."""
+    """Replaces `KeyedRows`: gives random bits to rows that belong to no request."""
 
     def __init__(self):
         self.position = 0

@@ -18,7 +18,7 @@ OPERATOR = npu_fused_infer_attention_score
 
 @pytest.fixture(params=[OPERATOR])
 def operator(request, monkeypatch):
-    """Whatever attends to the context."""
+    """Install the operator that attends to the context, by default a right one."""
     monkeypatch.setattr(torch_npu, "npu_fused_infer_attention_score", request.param)
     monkeypatch.setattr(torch_npu, "npu_attention_update", npu_attention_update)
     return request.param

@@ -16,7 +16,7 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL = str(REPOSITORY / "recipes" / "dapo_qwen3" / "tiny_qwen3")
 
-# Before vLLM is imported, here and in the processes it starts.
+# These variables are set before vLLM is imported, here and in the processes that it starts.
 os.environ.update(
     VLLM_CPU_KVCACHE_SPACE="1",
     VLLM_CPU_OMP_THREADS_BIND="nobind",

@@ -45,7 +45,7 @@ def all_gatherv(
 def reduce_scatterv(
     self: CpuCommunicator, input_: torch.Tensor, dim: int = -1, sizes: list[int] | None = None
 ) -> torch.Tensor:
-    """Add the ranks' tensors up and return this rank's rows, of `sizes` rows each."""
+    """Sum the ranks' tensors; return this rank's rows. Rank i gets `sizes[i]` rows."""
     assert dim == 0
     sizes = sizes or [len(input_) // self.world_size] * self.world_size
     total = input_.contiguous().clone()

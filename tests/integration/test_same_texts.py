@@ -197,7 +197,7 @@ def test_texts_are_those_without_drafts(name, engine_of, reference, prompts):
     # vLLM counts filling and unused places as drafts.
     kept = accepted + counters["draft/accepted_padding_tokens"]
     counted_by_vllm = counted(engine, "spec_decode_num_accepted_tokens")
-    if "waits" in name:  # drafts of requests that a step has no room for are verified uncounted
+    if "waits" in name:  # drafts that find no room in a step are verified uncounted
         assert kept <= counted_by_vllm < 1.1 * kept
         return
     assert counted_by_vllm == kept

@@ -35,7 +35,7 @@ FULL = {
 def test_round_trip_through_json():
     config = SamConfig.from_mapping(FULL)
     assert config.gate == GateConfig("threshold", 12, schedule={4: 2}, exploration=0.01)
-    others = SamConfig().to_mapping()["sources"]  # a source more changes nothing here
+    others = SamConfig().to_mapping()["sources"]  # an additional source changes nothing here
     assert config.to_mapping() == {**FULL, "sources": others | FULL["sources"]}
     assert SamConfig.from_mapping(json.loads(json.dumps(config.to_mapping()))) == config
     assert pickle.loads(pickle.dumps(config)) == config

@@ -50,7 +50,7 @@ def environment(wheel):
     programs = folder / "bin"
     run(programs / "pip", "install", "--quiet", "--no-deps", "--no-index", wheel, cwd=folder)
     (packages,) = folder.glob("lib/python*/site-packages")
-    # The path of a .pth file comes last, and .pth files in that folder are not read.
+    # The borrowed folder comes last in sys.path, and .pth files in it are not read.
     (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return programs
 

@@ -39,13 +39,14 @@ class _Response:
     step: int
     split: str
     sibling: int
-    # The first turn's prompt, because later turns' prompts contain this sibling's own answers.
+    # The first turn's prompt identifies a response, because later turns' prompts contain this
+    # sibling's own answers.
     first_prompt_ids: Sequence[int] = ()
     keys: RequestKeys = field(default_factory=RequestKeys)
 
 
-# Column of a batch of prompts: the sibling number of a row's first response, which is the number of
-# responses to equal prompts asked for earlier in the same step.
+# Column of a batch of prompts: the sibling number of a row's first response. It is the number of
+# responses to equal prompts that the same step has asked for before.
 FIRST_SIBLING_COLUMN = "sam_first_sibling"
 # verl's column, which only some batches have: the number of responses to each prompt.
 OWN_NUMBER_COLUMN = "__rollout_n__"

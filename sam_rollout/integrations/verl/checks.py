@@ -119,7 +119,7 @@ def _drafting_rules(config: DictConfig, run: RunConfig) -> Iterator[Rule]:
     rollout, data, k = config.actor_rollout_ref.rollout, config.data, run.sam.max_draft_tokens
     # If one request's text with its k drafts ends less than k tokens before max_model_len, vLLM
     # proposes no drafts in this step (`_input_fits_in_drafter`). So texts need room for 2 k more
-    # tokens, except for the longest text's last token, which is never scored.
+    # tokens. One token less is enough, because the last token of a text is never scored.
     length = rollout.max_model_len
     needed = data.max_prompt_length + data.max_response_length - 1 + 2 * k
     long_enough = (

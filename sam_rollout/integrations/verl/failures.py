@@ -195,10 +195,11 @@ class FailureWatch:
         return next((one.text for one in self.book.failures), "no agent-loop worker reported one")
 
     def check(self, where: str, submitted: int, failed: int, *, limit: float, empty: bool) -> None:
-        """End the run if all groups failed, or a share of them that is larger than `limit`.
+        """End the run if all groups failed, or if the share of failed groups is above `limit`.
 
-        A group has failed if one of its responses failed. With fewer than `LEAST_GROUPS` groups,
-        the run ends only if all groups failed without any response, which `empty` says.
+        A group has failed if one of its responses failed. `empty` says whether there is no response
+        at all. With fewer than `LEAST_GROUPS` groups, the run ends only if all failed and `empty`
+        is true.
         """
         all_failed = 0 < failed == submitted
         if submitted < LEAST_GROUPS:

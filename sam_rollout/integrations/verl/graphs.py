@@ -2,8 +2,8 @@
 
 Sizes of graphs (``cudagraph_capture_sizes``) count tokens. An engine with k draft tokens per
 request decodes 1 + k tokens per request. With drafts, graphs are therefore captured for each given
-size and for 1 + k times that size. Both kinds of runs then have graphs for the same number of
-requests.
+size and for 1 + k times that size. So there are graphs for the same numbers of requests with drafts
+as without.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def covered_requests(config: DictConfig, sam: SamConfig) -> int:
 def filled_up_requests(config: DictConfig, sam: SamConfig) -> int:
     """Return the largest number of requests that get padding drafts while the gate is closed.
 
-    Padding completes the drafts of each request to k tokens. At run time the proposer decides the
-    same in ``padding_by_rows``, from the engine's captured graphs.
+    Padding completes the drafts of each request to k tokens. ``padding_by_rows`` makes the same
+    decision at run time, from the engine's captured graphs.
     """
     if not sam.enabled:
         return 0

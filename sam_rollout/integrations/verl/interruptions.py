@@ -1,4 +1,4 @@
-"""Responses that verl's asynchronous trainers interrupt at a weight update.
+"""Continues responses that verl's asynchronous trainers interrupt at a weight update.
 
 verl aborts all running requests. Later it sends a new request for each. The new prompt is the old
 prompt and the tokens sampled until then. vLLM treats this as a new response, so rules that depend

@@ -35,7 +35,7 @@ class MegatronPart:
         self._chunks = [unwrap_model(chunk) for chunk in engine.module]
         config = self._chunks[0].config
         self.hidden = config.hidden_size
-        self._shape = engine.model_config.hf_config.vocab_size, self.hidden  # of both matrices
+        self._shape = engine.model_config.hf_config.vocab_size, self.hidden  # both matrices' shape
         self._contexts = Peers(parallel_state.get_context_parallel_group())
         self._stages = Peers(parallel_state.get_model_parallel_group())  # tensor and pipeline
         self.sharers: Sequence[Peers] = [

@@ -1,4 +1,4 @@
-"""Joins, for the trainer, the records of an engine's workers, its step recorder and its server."""
+"""Joins what an engine's workers, step recorder and server have recorded, for the trainer."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class FinishedRequest:
     sampling: dict[str, Any] | None = None
 
     def _shared_columns(self, place: Place) -> dict[str, Any]:
-        """Return the columns of both tables; this request's split may differ from `place.split`."""
+        """Return the columns that both tables have; the request's split replaces `place.split`."""
         who = self.identity
         return {
             **place._asdict(),

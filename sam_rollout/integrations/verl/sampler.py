@@ -238,7 +238,7 @@ class AsyncRefillReplayBuffer(RefillReplayBuffer, ReplayBufferAsync):
         self._times_s: list[float] = []  # times of the step's batches so far
 
     def note_restored(self) -> None:
-        """Take up the groups of a checkpoint; groups that have ended count in an earlier step."""
+        """Continue with a checkpoint's groups; ended ones were counted in an earlier step."""
         self._sync_metadata_from_transfer_queue()
         restored = self.prompt_global_steps[TRAIN_SPLIT]
         # verl would write the responses that a step trained on into every later checkpoint.

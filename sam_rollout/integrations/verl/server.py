@@ -121,7 +121,7 @@ class SamHttpServer(vLLMHttpServer):
         self._settings = settings = settings_of(self.engine.vllm_config)
         bound = await ask_engines(self.engine, "sam_bind")
         reports = [report for workers in bound for report in workers]
-        # Printed instead of logged, because log levels must not hide these lines.
+        # These lines are printed and not logged, because log levels must not hide them.
         print(check_drafters(reports, settings.sam), flush=True)
         print(check_samplers(reports, settings.sampler), flush=True)
         await asyncio.gather(*(self._warm_up(engine) for engine in range(len(bound))))
@@ -170,7 +170,7 @@ class SamHttpServer(vLLMHttpServer):
         extra_args = sampling_params.get("extra_args") or {}
         identity = RequestIdentity.from_extra_args(extra_args)
         resumed = identity.resumed(len(prompt_ids)) if identity else 0
-        # Only one output, because vLLM would send all tokens again with every new token.
+        # One output is asked for; otherwise vLLM would send all tokens again with every new token.
         one_output = {"output_kind": RequestOutputKind.FINAL_ONLY}
         sampling_params = continued(sampling_params, resumed) | one_output
         call = object()  # with full_determinism, verl's parallel requests share an id
@@ -314,7 +314,7 @@ class SamHttpServer(vLLMHttpServer):
         """Sample `count` of the last collected requests again without drafts, and compare texts.
 
         Raises:
-            RuntimeError: Requests are running, which would lose their drafts.
+            RuntimeError: Requests are running, and would lose their drafts.
         """
         if self._under_way:
             raise RuntimeError(f"{len(self._under_way)} requests are under way")

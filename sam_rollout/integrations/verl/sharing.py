@@ -34,8 +34,8 @@ from sam_rollout.sources.support.text_store import name_of
 
 logger = logging.getLogger(__name__)
 
-# Least seconds between two turns. The earlier a text arrives, the more it helps, but every turn
-# costs the engines time.
+# Minimum time between two turns, in seconds. The earlier a text arrives, the more it helps, but
+# every turn costs the engines time.
 INTERVAL_S = 0.05
 # Limits of messages and pieces per second. Above them, turns come less often.
 MESSAGES_PER_S = 64
@@ -102,8 +102,8 @@ def _size(piece: tuple) -> int:
 @dataclasses.dataclass
 class _Peer:
     server: Any
-    folder: str = ""  # The name of the folder that it announced; empty if it has none.
-    runs: frozenset[GroupKey] = frozenset()  # The groups that it last announced.
+    folder: str = ""  # The name of the folder that the peer announced; empty for none.
+    runs: frozenset[GroupKey] = frozenset()  # The groups that the peer last announced.
     knows: frozenset[GroupKey] | None = None  # This server's groups, as last sent to the peer.
     waiting: _PieceQueue = dataclasses.field(default_factory=_PieceQueue)
     sending: asyncio.Task | None = None
@@ -140,7 +140,8 @@ class TextSharing:
         }
         self._exchange = exchange
         self._running: Counter[GroupKey] = Counter()
-        # The groups that each engine runs; several engines' groups come from sampled pieces.
+        # The groups that each engine runs, read from the pieces that it samples. They are used only
+        # if the server has several engines.
         self._runs: list[set[GroupKey]] = [set() for _ in range(engines)]
         self._arrived = [_PieceQueue() for _ in range(engines)]
         self._lost = 0

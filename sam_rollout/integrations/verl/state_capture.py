@@ -24,7 +24,7 @@ from sam_rollout.integrations.verl.policy_part import PolicyPart, this_device
 
 @dataclass(frozen=True, eq=False)
 class _Window:
-    """Consecutive tokens of a prompt and its response, whose hidden states are captured."""
+    """Consecutive tokens of a prompt and its response; their hidden states are captured."""
 
     begin: int  # The first token's number in the micro-batch.
     tokens: Tensor  # Token ids, on the host.
@@ -90,7 +90,7 @@ class StateCapture:
                 hooks.append(module.register_forward_hook(self._keeper(index)))
             with self._part.watched(self._step):
                 yield
-            # This waits for other processes, which must not count as the capture's time.
+            # Waiting for other processes must not count as the capture's time.
             room = self._guarded(self._room_for_all)
             if self.problem is None:
                 self._timed(lambda: self._put_together(room))
@@ -120,7 +120,7 @@ class StateCapture:
         finally:
             self._open = False
         if windows and self._outputs:
-            # This waits for the pass, which must not count as the capture's time.
+            # Waiting for the pass must not count as the capture's time.
             self._guarded(lambda: next(iter(self._outputs.values()))[:1, :1].cpu())
             self._timed(lambda: self._take(micro_batch, windows))
             self._outputs.clear()

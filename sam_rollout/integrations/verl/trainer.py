@@ -142,7 +142,8 @@ class _RecordingTrainer(PPOTrainer):
                 step_s = self._step_s or time.perf_counter() - self._step_began_s
                 seconds = self._run.sam.sources.model.train.budget * step_s
                 results = self.actor_rollout_wg.train_head(seconds)
-            # All processes return the same metrics but their own times, so the longest counts.
+            # All processes return the same metrics, except for the time, of which the longest
+            # counts.
             self._head_s = max(result["time_s"] for result in results)
             found = {f"head_training/{name}": value for name, value in results[0].items()}
             metrics |= named(TRAIN_SPLIT, found)

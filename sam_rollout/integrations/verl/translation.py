@@ -43,7 +43,7 @@ def _configure_engine(config: DictConfig, run: RunConfig) -> None:
     if sizes := capture_sizes(config, run.sam):
         asked = sorted(rollout.cudagraph_capture_sizes)
         if sizes != asked:
-            # Recorded, because comparisons of runs use the sizes that the user asked for.
+            # The sizes that the user asked for are recorded, because comparisons of runs use them.
             OmegaConf.update(config, f"{ASKED}.{SIZES}", asked, force_add=True)
         OmegaConf.update(config, SIZES, sizes)
 

@@ -77,7 +77,7 @@ def _speculation_of(model: Any) -> dict[str, Any]:
     speculation: dict[str, Any] = {"method": model.method}
     if model.path:
         speculation["model"] = model.path
-        # The trainer sends the policy's weights. The drafter's are read from its files.
+        # The trainer sends the policy's weights. The drafter's weights are read from its files.
         speculation["draft_load_config"] = {"load_format": "auto"}
     return speculation | model.options
 

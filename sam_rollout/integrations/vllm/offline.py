@@ -53,7 +53,7 @@ def offline_engine(
         worker_extension: Full name of ``SamWorkerExtension`` or a subclass.
         record: Keep records for ``sam_drain``; the caller then has to drain.
         overrides: Engine arguments. If they include ``speculative_config``, the caller chooses the
-            drafter. Then it is not checked that ours runs.
+            drafter, and no check is made that our drafter runs.
     """
     prepare_environment()
     from vllm import LLM

@@ -1,7 +1,7 @@
-"""What vllm-ascend's model runner needs to draft and sample with our code.
+"""Lets vllm-ascend's model runner draft and sample with our code.
 
 vllm-ascend 0.23 refuses vLLM's method ``custom_class``. The plugin (``plugin.py``) or patches of
-the runner's source add calls of these functions.
+the runner's source add calls to these functions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class AscendLateBinding(LateBinding):
 
     def _keep_books(self, scheduler_output: Any, sampler_output: Any, *args: Any) -> Any:
         """Leave the tokens of a step without placeholders on the device for the next step."""
-        sampled = sampler_output.sampled_token_ids  # [B, most tokens]
+        sampled = sampler_output.sampled_token_ids  # [B, N]
         one_each = sampled.shape[-1] == 1
         self._runner.input_batch.prev_sampled_token_ids = sampled if one_each else None
         return self._wrapped["_bookkeeping_sync"](scheduler_output, sampler_output, *args)

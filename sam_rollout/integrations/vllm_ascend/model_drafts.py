@@ -1,4 +1,4 @@
-"""Drafts and weights of a model that vllm-ascend runs beside drafts from texts.
+"""Handles drafts and weights of a model that vllm-ascend runs, in addition to drafts from texts.
 
 vllm-ascend's drafters call `compute_logits` once per draft token and take the likeliest token. We
 replace this method while the drafter runs, unless all passes are captured in one graph.
@@ -59,7 +59,7 @@ class AscendEngineDrafter(EngineDrafter):
         self._find_positions(sampled, sampling, metadata)
         self._rows, self._compute_logits = len(sampled), model.compute_logits
         model.compute_logits = self._with_choice
-        asked = getattr(scheduler_output, "num_spec_tokens_to_schedule", most)  # by our scheduler
+        asked = getattr(scheduler_output, "num_spec_tokens_to_schedule", most)  # ours sets it
         drafter.num_speculative_tokens = max(1, min(asked, self._passes))
         try:
             return self._propose(*args, **kwargs)

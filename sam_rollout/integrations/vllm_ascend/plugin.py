@@ -1,4 +1,4 @@
-"""Our drafter and samplers in vllm-ascend's model runner, without a change to its source.
+"""Puts our drafter and samplers into vllm-ascend's model runner without changing its source.
 
 vLLM loads plugins before it knows its device, so the runner is wrapped when its module is imported.
 """

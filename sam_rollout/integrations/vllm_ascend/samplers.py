@@ -1,6 +1,6 @@
 """Our samplers inside vllm-ascend, with vllm-ascend's own processing of logits.
 
-It applies penalties, top-k and top-p, and replaces NaN and infinite logits.
+That processing applies penalties, top-k and top-p, and replaces NaN and infinite logits.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Two faults of the operator were reported: masks are ignored beyond 512 tokens (vllm-ascend issue
 15503), and without mask and pages all tokens get the same weight (issue 13699). Here it gets pages
-and no mask, which neither report names, and the trial at the start would find both faults.
+and no mask, a case that neither report names. The trial at the start would notice both faults.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Reads a corpus: files of token ids from which a run drafts before it has written anything itself.
 
-A corpus is a `.jsonl` file, each line a list of token ids, or the traces of a run: a `.parquet`
-file with the columns `prompt_ids` and `response_ids`, a folder of such files, or a run folder.
+A corpus is either a `.jsonl` file, in which each line is a list of token ids, or the traces of a
+run. Traces are a `.parquet` file with the columns `prompt_ids` and `response_ids`, a folder of
+such files, or a run folder.
 """
 
 import json

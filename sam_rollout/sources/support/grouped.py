@@ -1,4 +1,4 @@
-"""Automata that groups of requests share: how groups begin, are replaced and are given up."""
+"""Keeps an automaton for each group of requests: begins, replaces and gives up groups."""
 
 import dataclasses
 from collections import OrderedDict
@@ -21,7 +21,7 @@ Key = TypeVar("Key", bound=Hashable)
 class Group(Generic[Key]):
     """Requests that share an automaton."""
 
-    key: Key  # which all its requests have in common
+    key: Key  # what all requests of the group have in common
     automaton: int  # number in the pool
     slots: dict[str, int] = dataclasses.field(default_factory=dict)  # live request -> slot
     is_over: bool = False  # whether the group is freed with its last live request
@@ -77,7 +77,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
                 self._give_up(group)
 
     def _read_others(self) -> None:
-        """Let automata read further texts; called after each reading of the rows."""
+        """Let automata read texts from elsewhere; called after they have read the rows."""
 
     def settle(self) -> None:
         """Give up groups until the rest fits into memory."""
@@ -117,7 +117,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         yield from self._groups.values()
 
     def _arrive(self, moved: list[tuple[int, int, int]]) -> None:
-        """Switch moved requests, each a row, slot and automaton, to their new automata."""
+        """Switch requests to new automata; `moved` has a row, a slot and an automaton for each."""
         groups = {group.automaton: group for group in self._all()} if moved else {}
         for row, slot, automaton in moved:
             request_id, group = self._bound[row], groups[automaton]
@@ -173,7 +173,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
             self._free(group)
 
     def _give_up(self, group: Group[Key]) -> None:
-        """Free a group at once; its live requests draft nothing more from this source."""
+        """Free a group at once; its live requests get no more votes from this source."""
         for request_id in group.slots:
             self._group_of.pop(request_id)
             self._without.add(request_id)

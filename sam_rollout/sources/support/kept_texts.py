@@ -28,8 +28,8 @@ class Room(NamedTuple):
 class KeptTexts:
     """The newest responses of a run, and older texts while there is room.
 
-    The older texts come from the previous run and from a corpus, whose texts are given from old to
-    new and count as older than any response.
+    The older texts come from the previous run and from a corpus. The corpus is given from old to
+    new, and its texts count as older than any response.
     """
 
     def __init__(self, max_bytes: int, corpus: list[Int32Array]) -> None:
@@ -57,7 +57,7 @@ class KeptTexts:
         self._shorten()
 
     def keep_older(self, texts: list[Int32Array]) -> bool:
-        """Keep the previous run's texts (old to new) where they fit; return whether any does."""
+        """Keep the previous run's texts (old to new) where they fit; return whether any fits."""
         newer = len(self._kept)
         texts = texts[-self._most_texts :]
         self._kept.extendleft(reversed(texts))

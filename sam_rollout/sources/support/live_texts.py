@@ -9,7 +9,7 @@ from sam_rollout.core.identity import GroupKey
 from sam_rollout.sources.contract import Limits, Source, Usage
 
 NO_SLOT = -1
-# Estimates for an automaton that is not made yet: bytes per token, and most tokens it can hold.
+# Estimates for an automaton that is not made yet: bytes per token, and how many tokens it can hold.
 LIVE_BYTES_PER_TOKEN = 60
 MOST_SHARED_TOKENS = LARGEST_AUTOMATON
 
@@ -41,7 +41,7 @@ class LiveTexts(Source):
     def locate(
         self, token_ids: Int32Array, num_tokens: Int32Array, eligible: BoolArray, places: Int64Array
     ) -> None:
-        """Read the rows' new tokens; write to `places` where each automaton continues a row."""
+        """Read the rows' new tokens; write to `places` where automata continue the rows' texts."""
         self.catch_up(token_ids, num_tokens, eligible)
         self.pool.place_rows(self._active, places)
 

@@ -28,7 +28,7 @@ def to_bytes(tokens: Int32Array) -> bytes:
 def whole_response(
     identity: RequestIdentity, name: str, prompt_ids: Sequence[int], response_ids: Sequence[int]
 ) -> Piece:
-    """Make a piece of a whole response, uniquely named, and the end of its prompt."""
+    """Make a piece with a unique name from a whole response and the end of its prompt."""
     from sam_rollout.automaton.recorder import CONTEXT  # compiles
 
     tokens = np.array([*prompt_ids[-CONTEXT:], *response_ids], np.int32)
@@ -41,7 +41,7 @@ def read_piece(raw: Any, limits: Limits) -> tuple[Piece, Int32Array]:
     A piece may have no tokens if the response has ended.
 
     Raises:
-        BadPieceError: the piece is malformed, reaches beyond the engine's longest text, or has a
+        BadPieceError: the piece is malformed, ends beyond the maximum length of a text, or has a
             token that is not in the model's vocabulary.
     """
     try:

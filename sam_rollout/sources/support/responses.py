@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Most bytes of responses that wait for a slow disk. Further responses are dropped.
+# Maximum number of bytes of responses that wait for a slow disk. Further responses are dropped.
 MOST_WAITING_BYTES = 256 << 20
 
 _NO_SLOT = -1

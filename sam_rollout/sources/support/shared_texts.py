@@ -1,4 +1,4 @@
-"""The exchange of siblings' texts with other engines.
+"""Exchanges siblings' texts with other engines.
 
 The automata read a few of the received tokens in each engine step. The number of waiting texts is
 limited in each direction; further texts are dropped. Waiting texts count towards `max_bytes`. If
@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 
 Place = tuple[GroupKey, int | None]  # a group, and its automaton once it has one
 
-# Most tokens of other engines that are read per engine step. Drafts save time only while few
-# requests run. Siblings on other engines then write fewer tokens per step than this.
+# Maximum number of other engines' tokens that are read per engine step. Drafts save time only while
+# few requests run. Siblings on other engines then write fewer tokens per step than this.
 TOKENS_PER_STEP = 512
-# Most texts of other engines that may wait to be read or continued.
+# Maximum number of other engines' texts that may wait to be read or continued.
 MOST_TEXTS = 1024
 # A text without unread tokens is dropped after this many exchanges without a new piece (5 s or
 # more). Its last piece was lost, or came after its group had ended on this engine.
@@ -47,7 +47,7 @@ class OwnTexts:
 
     def __init__(self, responses: Responses) -> None:
         self._responses = responses
-        self.room = 0  # most ended texts that wait; if there are more, the oldest is dropped
+        self.room = 0  # maximum number of ended texts that wait; beyond it the oldest is dropped
         self._sent: dict[str, tuple[str, int]] = {}  # request -> response's name, tokens sent
         self._ended: deque[Piece] = deque()  # last pieces of ended texts, not yet handed out
         self._made = 0
@@ -95,11 +95,12 @@ class OwnTexts:
 
 
 class SharedTexts:
-    """Both directions of the exchange. Before the first exchange no text is kept.
+    """Sends and receives texts; before the first exchange it keeps none.
 
     Args:
         max_bytes: memory for all texts of siblings, from this engine and others.
-        responses: the record of the engine's responses; it also keeps other engines' whole ones.
+        responses: the record of the engine's responses; it also gets other engines' whole
+            responses.
         place_of: maps a piece to its group and automaton, or to None if the piece is not wanted.
         keep_ended: called with the group and tokens of a text that has ended and was read.
     """
@@ -129,7 +130,7 @@ class SharedTexts:
         rows = min(MOST_TEXTS, room)
         # Room for the longest texts: untouched pages of zeroed memory cost nothing.
         self._texts = np.zeros((rows, self._limits.max_model_len), np.int32)
-        self._touched = np.zeros(rows, np.int32)  # most tokens that the row has ever held
+        self._touched = np.zeros(rows, np.int32)  # maximum number of tokens that the row has held
         self._known = np.zeros(rows, np.int32)  # tokens that the row holds
         self._done = np.zeros(rows, np.int32)  # number of the row's tokens that were read
         self._slots = np.full(rows, NO_SLOT, np.int32)  # NO_SLOT if the group has no automaton yet

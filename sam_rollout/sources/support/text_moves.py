@@ -1,4 +1,4 @@
-"""Live texts that move from one automaton to another.
+"""Moves live texts from one automaton to another.
 
 The new automaton reads a moving text from the start. Each engine step reads a bounded number of
 tokens of all moving texts. A request drafts from the old automaton until its whole text is read. A
@@ -18,12 +18,12 @@ from sam_rollout.automaton.interface import Int32Array, places_of
 if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool
 
-# Most tokens of live texts, and most tokens of ended texts, that are read per engine step.
+# Maximum number of tokens that are read per engine step, of live texts and of ended texts.
 TOKENS_PER_STEP = 2048
 
 
 class MovingTexts:
-    """The slots of moving requests in new automata, until these have read the whole texts."""
+    """The slots that moving requests have in new automata, until their whole texts are read."""
 
     def __init__(self, pool: AutomatonPool) -> None:
         self._pool = pool
@@ -95,7 +95,7 @@ class MovingTexts:
         return [(row, *self._slots.pop(request_ids[row])) for row in rows[done].tolist()]
 
     def _read_ended(self) -> None:
-        """Read more of the ended texts, in order; for the limit, each read counts whole blocks."""
+        """Read more of the ended texts, in order; each read uses up whole blocks of the limit."""
         room = TOKENS_PER_STEP
         while self._ended and room > 0:
             text, slot, _ = self._ended[0]

@@ -42,7 +42,7 @@ _MAGIC = b"SAMH"
 # All is little-endian.
 _RECORD = struct.Struct("<4sIIi8s")
 _CHECKED_FROM = 8
-_step_of = operator.attrgetter("step")  # of a `_Place`
+_step_of = operator.attrgetter("step")  # the training step of a `_Place`
 _DAMAGED = "torn by a crash or of another version", "file %s, are damaged"
 
 

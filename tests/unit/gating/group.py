@@ -42,7 +42,7 @@ class Group:
         self.gates = [make(Seat(self.table, rank)) for rank in range(ranks)]
 
     def step(self, rows: Sequence[int]) -> list[int | None]:
-        """Return budgets after a step with `rows[i]` requests in engine i; None: dummy batch."""
+        """Return budgets after a step of `rows[i]` requests in engine i; None is a dummy batch."""
         self.table.exchange()
         return [
             gate.next_budget(decode(count)) if count else None

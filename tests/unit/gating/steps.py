@@ -9,7 +9,7 @@ from sam_rollout.gating.step import EngineStep
 def engine_step(
     now_ns: int,
     sampled: np.ndarray,  # int32[B]
-    drafted: np.ndarray,  # int32[B], of which all but the token sampled last were accepted
+    drafted: np.ndarray,  # int32[B]; all sampled tokens but the last one were accepted
     num_tokens: np.ndarray,  # int32[B]
     **more: Any,
 ) -> EngineStep:

@@ -37,14 +37,14 @@ class SyntheticEngines:
     Attributes:
         seconds: Time of a step by requests, scored tokens and context tokens.
         acceptance: Chance that a draft token is accepted if the earlier ones are, by the number of
-            running requests and the seconds since the start. The drafter knows it.
+            running requests and the seconds since the start. The drafter knows this chance.
         fulfilled: True chance divided by `acceptance`.
         lengths: Lengths of the responses of each engine.
         drafting: Share of requests for which there is a draft.
         noise: Relative standard deviation of a step's time.
         pauses: Share of steps that take 20 times as long.
         ahead: Steps between a gate's decision and the first step with room for drafts.
-        whole: Steps with room have k draft tokens for each request, filled up if necessary.
+        whole: Whether steps with room have k draft tokens for each request, filled up if necessary.
     """
 
     seconds: Callable[[int, int, int], float]
@@ -58,8 +58,7 @@ class SyntheticEngines:
     whole: bool = False
 
     def run(self, *gates: Gate, rounds: int, seed: int = 0, exchange=lambda: None) -> float:
-        """Run `rounds` rounds with a gate for each engine; return the seconds per token without
-        pauses.
+        """Run `rounds` rounds, each engine with a gate; return seconds per token, pauses left out.
 
         Raises:
             AssertionError: Two engines decided differently in a step.
@@ -109,11 +108,11 @@ def _chances(chance: float) -> tuple[np.ndarray, np.ndarray]:
 class _Engine:
     def __init__(self, left: np.ndarray, wishes: list[bool]) -> None:
         self.left = left  # tokens that each request still needs
-        self.wishes = wishes  # of the last steps, whether drafts were called for
+        self.wishes = wishes  # by step, whether the gate wanted drafts
         self._texts = np.full(len(left), 100, np.int32)
         self._drafts = np.zeros(len(left), np.int32)
         self._matched = np.zeros(len(left), bool)
-        self._chance = 0.0  # of a draft token
+        self._chance = 0.0  # that a draft token is accepted
         self._looked = False
         self._rows_before = -1
         self._filling = np.zeros(len(left), np.int32)

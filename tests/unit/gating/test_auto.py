@@ -118,7 +118,7 @@ class Recorder(AutoGate):
     def __init__(self) -> None:
         super().__init__(Limits(REQUESTS, 1 << 20, k=K), EXPLORATION)
         self.given: list[int] = []
-        self.prices: list[float] = []  # the least chances of steps with an open gate
+        self.prices: list[float] = []  # the minimum chances of steps with an open gate
 
     def budget(self, rows, *, whole=False, room=True):
         budget = super().budget(rows, whole=whole)

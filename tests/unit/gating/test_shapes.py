@@ -40,7 +40,7 @@ class Engine:
         seconds: Time of a step, by scored tokens and shape.
         rows: Number of requests; the first ones may have drafts.
         may: Share of requests that may have drafts of each shape.
-        heard: Shapes whose offers the gate hears of.
+        heard: Shapes of which the gate gets offers.
         shapes: Shape of the drafts of each step, or None.
         chosen: The same for the steps that were no trials.
     """
@@ -189,7 +189,7 @@ def test_a_series_of_trials_ends_where_nothing_is_heard_of_it():
 
 
 def test_a_series_of_trials_is_dropped_where_another_load_changed_the_shape():
-    """It was one of trees; the next one, of chains, must not go on with what it heard."""
+    """The first series tries trees; the next one tries chains, and must not use its offers."""
     sure = np.ones(K)
     engine = Engine(lambda tokens, shape: 20e-3, rows=2, offers=(sure, sure))
     while engine.shapes.count(TREE) < 40:  # the second series is under way

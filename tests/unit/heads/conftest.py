@@ -62,7 +62,10 @@ def make_head(model_config):
 
 @pytest.fixture
 def write(tmp_path, model_config):
-    """Write a head's folder; with `rows`, the head has its own output rows for tokens from 3 on."""
+    """Write a head's folder; with `rows`, the head has an output matrix of its own.
+
+    This matrix has `rows` rows, for the tokens from 3 on.
+    """
 
     def write(rows=None, **changes):
         shape = replace(fresh_head(model_config, 0, rows).shape, **changes)

@@ -25,7 +25,7 @@ from tests.processes import in_processes
 SETTINGS = HeadTrainingConfig(
     enabled=True, budget=1.0, buffer_tokens=600, window=24, batch=4, lr=0.02
 )
-TICK_S = 0.01  # that every look at the clock takes
+TICK_S = 0.01  # every look at the clock takes this time
 AMPLE_S = 0.5
 
 
@@ -119,8 +119,8 @@ def test_the_time_it_may_take_is_kept(online, policy, samples):
         updates.append(found["updates"])
         tested += "length" in found
         assert spent < step * share + 12 * TICK_S  # what the first step does not know yet
-    assert sum(updates) > 10 and 0 in updates  # in most steps there is not time enough
-    assert 20 < tested < 80  # nor to look at new texts
+    assert sum(updates) > 10 and 0 in updates  # most steps have too little time
+    assert 20 < tested < 80  # many lack the time even for a test
     assert spent > 80 * share
 
 

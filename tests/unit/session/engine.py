@@ -29,7 +29,7 @@ class Engine:
         self,
         *names: str,
         siblings: bool = False,
-        folder: str = "",  # of ended responses; without one none are kept
+        folder: str = "",  # keeps ended responses; empty: none are kept
         sources: SourcesConfig | None = None,  # instead of own text and siblings
         gate: GateConfig | None = None,
         pad_drafts: str = "auto",

@@ -368,7 +368,7 @@ def test_nothing_is_cumulative(kind):
     assert sums["draft/drafter_steps"] == 60
     steps = [drained["steps"] for drained in parts]
     totals = {}
-    for drained in parts:  # of a live request as they stand, of an ended one the last
+    for drained in parts:  # later totals of a request replace earlier ones
         totals |= drained["requests"]
     _, drafted, accepted, _, _ = map(sum, zip(*totals.values(), strict=True))
     assert drafted == sum(sum(one["draft_tokens"]) for one in steps)
@@ -460,8 +460,8 @@ def looks(drafts: Drafts) -> list[bool]:
 @pytest.mark.parametrize(
     ("options", "first"),
     [
-        ({}, 2),  # drafts are asked for first: a look without them would find less than can be
-        ({"after": 3}, 4),  # it is patient where steps are scheduled ahead
+        ({}, 2),  # the model drafts first, for a look needs its drafts
+        ({"after": 3}, 4),  # with steps scheduled ahead, drafts come later
         ({"after": 3, "works": False}, 4),
         ({"works": False}, 2),  # looks go on where the model cannot draft
     ],

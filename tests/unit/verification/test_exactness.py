@@ -34,7 +34,7 @@ def test_gumbel_noise_changes_at_most_two_tv_and_far_fewer_tokens_than_inversion
     assert row["tv"] <= gumbel["expected"] <= 2 * row["tv"]
     assert inversion["expected"] > 20 * gumbel["expected"]
     assert row["entropy"] == pytest.approx(4.0, abs=0.01)
-    for one in (inversion, gumbel):  # what is drawn is what the closed form says
+    for one in (inversion, gumbel):  # counted shares agree with the closed form
         expected = one["expected"] * 16 * 4
         assert abs(one["changed"] * 16 * 4 - expected) < 5 * expected**0.5 + 1
 

@@ -52,8 +52,8 @@ def _keep_linear_weights() -> None:
     def keeping(original: Any) -> Any:
         def dispatch(layer: Any, remove_weight: bool) -> None:
             original(layer, remove_weight=False)
-            # The engine's settings are known while it loads its model; a weight sync, which packs
-            # the layer again, goes by the layer's flag.
+            # The engine's settings are known only while it loads its model. The layer's flag keeps
+            # the result for weight syncs, which pack the layer again.
             layer.sam_rounds_alike = getattr(layer, "sam_rounds_alike", False) or _is_coupled()
             if layer.sam_rounds_alike and hasattr(layer, "cpu_linear"):
                 layer.cpu_linear = _without_single_rows(layer.cpu_linear)
@@ -66,9 +66,10 @@ def _keep_linear_weights() -> None:
 def _without_single_rows(linear: Linear) -> Linear:
     """Compute a single row together with a copy of it.
 
-    For a single row with many inputs, oneDNN has a kernel that adds up in another order. A token
-    that is alone in a step would be rounded otherwise than in a verify step. The choice depends on
-    the shape at run time, so it is right in eager execution only, which our CPU profile asks for.
+    For a single row with many inputs, oneDNN has a kernel that sums in another order. So a token
+    that is alone in a step would be rounded differently than in a verify step. Whether a row is
+    copied depends on the shape at run time. This works in eager execution only, which our CPU
+    profile asks for.
     """
 
     def computed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -93,9 +94,9 @@ def _is_coupled() -> bool:
 def _round_tokens_alike() -> None:
     """Make a token's rounding independent of other tokens if the sampler is coupled.
 
-    With AMX, vLLM changes the kernel of a small bfloat16 layer at five rows, and oneDNN that of a
-    larger layer at about 36 rows. So the first layer of an engine with a coupled sampler switches
-    AMX off for the process.
+    With AMX, small bfloat16 layers get another kernel (of vLLM) from five rows on, and larger
+    layers get another one (of oneDNN) from about 36 rows on. So the first layer of an engine with a
+    coupled sampler switches AMX off for the process.
 
     With several threads, vLLM divides the keys of a request among them if the request has one
     token in the step. A token of a verify step has all its keys in one thread, so the sums of plain
@@ -112,7 +113,7 @@ def _round_tokens_alike() -> None:
         if not is_coupled and _is_coupled():
             is_coupled = True
             os.environ.setdefault("VLLM_CPU_ATTN_SPLIT_KV", "0")
-            envs.disable_envs_cache()  # an earlier engine of this process freezes the variables
+            envs.disable_envs_cache()  # an earlier engine of this process has frozen the variables
             if has_amx:
                 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
         return has_amx and not is_coupled
@@ -155,7 +156,7 @@ def expand_kernel_is_broken(kernel: Callable[..., None]) -> bool:
 
 
 def _replace(kernels: Any, name: str, implementation: Callable[..., None]) -> None:
-    """Replace a kernel of vLLM's rejection sampler, also if vLLM has registered it already."""
+    """Replace a kernel of vLLM's rejection sampler, even if vLLM has registered it already."""
     from vllm.triton_utils import dispatcher
 
     setattr(kernels, f"_{name}_impl", implementation)
@@ -206,7 +207,7 @@ def _reject_placeholders(kernels: Any) -> None:
         target_probs: torch.Tensor,  # [num_drafts, vocabulary]
         bonus: torch.Tensor,
         recovered: torch.Tensor,
-        uniform: torch.Tensor,  # [num_drafts], the least accepted probability
+        uniform: torch.Tensor,  # [num_drafts], lower probabilities are not accepted
         *rest: object,
         **options: object,
     ) -> None:

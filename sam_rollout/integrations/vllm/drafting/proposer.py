@@ -83,7 +83,7 @@ class RunnerRequests:
         return identify(prompt_ids, seed=0, step=OUTSIDE_TRAINING, sibling=0, split=TRAIN_SPLIT)
 
     def takes(self, request_id: str, shape: str) -> bool:
-        """Whether a request may have drafts of a shape; it may have asked for none."""
+        """Whether a request may have drafts of a shape; some requests ask for no drafts."""
         sampling = self._runner.requests[request_id].sampling_params
         if (sampling.extra_args or {}).get(WITHOUT_DRAFTS_KEY):
             return False

@@ -67,7 +67,7 @@ class DeadDrafterError(RuntimeError):
 
 
 PROBE_TOKENS = 64
-_LEAST_RIGHT = 0.1  # share of first draft tokens; random weights reach hardly any
+_LEAST_RIGHT = 0.1  # minimum share of right first draft tokens; random weights stay far below
 
 
 def check_alive(answers: Sequence[tuple[int, int] | None], config: SamConfig) -> str:

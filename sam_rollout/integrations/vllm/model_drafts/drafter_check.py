@@ -78,7 +78,7 @@ def check_engines_drafter(model: ModelSourceConfig, vllm_config: Any) -> None:
     config = drafter.hf_config.to_dict() if model.folder is None else None
     check_drafter(model, policy.hf_text_config.to_dict(), config)
     if model.method == "medusa":
-        # vLLM 0.31 would make an output layer for each draft token, also without weights.
+        # vLLM 0.31 would make an output layer for each draft token, even without weights for it.
         drafter.hf_config.num_lookahead_tokens = model.max_tokens
     if note := positions_note(model, drafter.max_model_len, policy.max_model_len):
         parallel = vllm_config.parallel_config

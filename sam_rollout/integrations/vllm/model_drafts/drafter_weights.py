@@ -1,8 +1,8 @@
-"""The weights of a draft model in an engine that a trainer sends weights to.
+"""Handles the weights of a draft model in an engine that gets weights from a trainer.
 
 Such an engine starts with random policy weights; the drafter's weights come from its files. vLLM
-lets a head share the policy's embedding only if the head's copy equals it. At the start it does
-not, so the head would keep a copy that is never trained.
+lets a head share the policy's embedding only if the head's copy equals it. At the start the two
+differ, so the head would keep a copy that is never trained.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sam_rollout.integrations.vllm.wrapping import wrap_once
 
 _HEADS = ("eagle", "eagle3")  # methods that use the policy's embedding
 _READ_AGAIN = ("draft_model", "medusa")  # vLLM loads these with the policy's load_format
-_RANDOM = "dummy"  # load_format of engines that a trainer sends weights to
+_RANDOM = "dummy"  # load_format of engines that get their weights from a trainer
 
 
 def share_embeddings(loader: Any = None) -> None:
@@ -62,5 +62,5 @@ def read_again(runner: Any) -> None:
     model, draft_config = runner.drafter.model, speculation.draft_model_config
     with set_current_vllm_config(config):
         get_model_loader(LoadConfig(load_format="auto")).load_weights(model, draft_config)
-        # On a CPU, layers compute with packed copies of their weights, which have to be renewed.
+        # On a CPU, layers compute with packed copies of their weights. These have to be renewed.
         process_weights_after_loading(model, draft_config, runner.device)

@@ -1,4 +1,4 @@
-"""Drafts of a model that vLLM runs, as one source of a session among others.
+"""Turns the drafts of a model that vLLM runs into a source of the session.
 
 vLLM loads the drafter and runs its passes; we wrap the runner's method that calls it. The first
 pass runs over every token of a step, so the drafter's cache does not depend on the verified drafts.
@@ -41,8 +41,8 @@ class EngineDrafter(Wrapper):
 
     Args:
         passes: largest number of passes in a step, the same for engines in lockstep.
-        alone: whether no other process takes part in the drafter's passes. If not, a failure of the
-            drafter ends the engine.
+        alone: whether no other process takes part in the drafter's passes. If others do, a failure
+            of the drafter ends the engine.
         drafted: called after every step with the step's sampled tokens by row; None on ranks whose
             drafts are not read, and with asynchronous scheduling.
         ahead: whether the caller calls `launched` and `arrived` (asynchronous scheduling).
@@ -127,7 +127,7 @@ class EngineDrafter(Wrapper):
         return counters
 
     def probe(self, begin: bool) -> tuple[int, int]:
-        """Begin or end to compare the drafter's first tokens with the sampled tokens.
+        """Begin or end a comparison of the drafter's first tokens with the sampled tokens.
 
         Returns how many first draft tokens were judged so far, and how many were right.
         """
@@ -209,7 +209,7 @@ class EngineDrafter(Wrapper):
             counts = torch.tensor([len(tokens) for tokens in sampled])
         else:
             counts = ((sampled >= 0) & (sampled < runner.input_batch.vocab_size)).sum(dim=1)
-        # Each row's last scheduled token, without draft tokens.
+        # This is each row's last scheduled token that is no draft token.
         last = runner.query_start_loc.gpu[1 : len(counts) + 1] - 1
         if metadata is not None:
             drafts = metadata.cu_num_draft_tokens.diff(prepend=last.new_zeros(1))
@@ -231,7 +231,7 @@ class EngineDrafter(Wrapper):
             copied = logits.to(torch.float32, copy=True)
             tokens = self._noise.draw_drafts(copied, self._sampling, self._position)
             self._position = self._position + 1
-        # Converted in parts, because vLLM reserved no memory for a float32 copy of all logits.
+        # Logits are converted in parts, because vLLM reserved no memory for a float32 copy of all.
         scores = logits.gather(1, tokens.unsqueeze(1)).squeeze(1).float()
         pieces = logits.split(_ROWS_AT_ONCE)
         sums = torch.cat([piece.float().logsumexp(dim=-1) for piece in pieces])

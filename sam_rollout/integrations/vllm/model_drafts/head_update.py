@@ -1,7 +1,7 @@
 """Updates a draft head's weights together with the policy's weights, in verl's weight sync.
 
-The trainer sends a head that it trains (`sam.sources.model.train`) after the policy. Embedding and
-output matrix are not sent, because the head shares the policy's.
+If the trainer trains a head (`sam.sources.model.train`), it sends the policy first and then the
+head. It does not send the head's embedding and output matrix, which are the policy's.
 """
 
 from __future__ import annotations

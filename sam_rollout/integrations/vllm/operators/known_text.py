@@ -22,7 +22,8 @@ def known_text_arguments(
 ) -> dict[str, dict[str, Any]]:
     """Return ``SamplingParams.extra_args`` of a request whose output shall be ``token_ids``.
 
-    ``number`` is the text's number in ``known_text_drain``. 0 ``draft_tokens`` are plain decoding.
+    ``number`` is the text's number in ``known_text_drain``. With 0 ``draft_tokens`` the text is
+    decoded without drafts.
     """
     known = {"number": number, "token_ids": list(token_ids), "draft_tokens": draft_tokens}
     return {EXTRA_ARGS_KEY: known}
@@ -114,7 +115,7 @@ def _lead(
         first += width
     row = torch.tensor(rows, dtype=torch.int64, device=logits.device)
     token = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
-    # The same as vLLM's raw log-probabilities.
+    # These are vLLM's raw log-probabilities.
     logprobs = logits[row].log_softmax(dim=-1, dtype=torch.float32)
     # `topk` as in vLLM, because argmax may choose another one of equally likely tokens.
     top = logprobs.topk(1, dim=-1).indices.squeeze(1).tolist()

@@ -1,7 +1,7 @@
 """Checks that verifying k + 1 tokens at a time gives the log-probabilities of plain decoding.
 
-With a wrong mask, attention over k + 1 queries samples other tokens without any error. The check
-(section 2.1 of the article on speculation in RL training) samples texts without drafts, and
+If attention over k + 1 queries has a wrong mask, other tokens are sampled without any error. The
+check (section 2.1 of the article on speculation in RL training) samples texts without drafts, and
 verifies each text with the text itself as draft. Rounding differs even between correct kernels, so
 compare a difference with the row "decoded alone".
 """
@@ -74,8 +74,9 @@ def differences(
 
     ``contexts`` has the number of tokens of each text's prompt. The result has a row for each range
     of context lengths, ``low <= length < high``, then a row for all lengths. ``positions`` counts
-    the compared tokens. ``maximum`` and ``mean`` are of absolute differences of log-probabilities
-    (natural logarithm). ``top_differs`` counts positions with different likeliest tokens.
+    the compared tokens. ``maximum`` and ``mean`` describe the absolute differences of
+    log-probabilities (natural logarithm). ``top_differs`` counts positions with different likeliest
+    tokens.
 
     Raises:
         OperatorCheckError: No token can be compared.
@@ -147,7 +148,7 @@ def run(check: OperatorCheck) -> dict[str, Any]:
     contexts = [len(prompt) for prompt in prompts]
     arguments = {
         "dtype": check.dtype,
-        # Room for twice the draft tokens, because vLLM stops drafting close to this limit.
+        # There is room for twice the draft tokens, because vLLM stops drafting close to this limit.
         "max_model_len": max(contexts) + check.max_tokens + 2 * max(check.draft_tokens),
         "max_num_seqs": check.prompts,
         "seed": check.seed,

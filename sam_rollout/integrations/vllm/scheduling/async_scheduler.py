@@ -1,7 +1,7 @@
-"""Late binding in the scheduler: it reserves placeholders, and `late_binding.py` fills in drafts.
+"""Reserves placeholders for drafts in the schedule; `late_binding.py` fills them.
 
-The worker's `Note` with each step's output says whether it wants drafts. Placeholders are then
-reserved for all requests or for none.
+With each step's output the worker sends a `Note`, which says whether the next scheduled step may
+have drafts. If so, placeholders are reserved for all requests, otherwise for none.
 """
 
 from __future__ import annotations

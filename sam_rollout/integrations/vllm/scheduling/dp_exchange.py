@@ -1,8 +1,8 @@
 """Exchanges gate reports between engines that share experts, in messages that vLLM sends anyway.
 
-Before each forward pass vLLM's data-parallel ranks add up a small tensor, [fields, ranks], in which
-each rank has a column. Our reports are further rows of that tensor. A collective of our own could
-hang, because one rank might call it more often than another.
+Before each forward pass vLLM's data-parallel ranks sum a small tensor by an `all_reduce`. It has
+the shape [fields, ranks], and each rank fills one column. Our reports are further rows of that
+tensor. A collective of our own could hang, because one rank might call it more often than another.
 
 We replace ``dist.all_reduce`` for vLLM's ``dp_utils.coordinate_batch_across_dp`` (read in 0.11 to
 0.28) and vllm-ascend's ``NPUModelRunner._sync_metadata_across_dp`` (read in 0.23). All ranks do
@@ -19,7 +19,7 @@ import torch
 
 from sam_rollout.gating.agreement import IDLE, Report
 
-# Modules that add up the tensor; the first loaded one belongs to the runner in use.
+# Modules that sum the tensor; the first loaded one belongs to the runner in use.
 SYNC_MODULES = ("vllm_ascend.worker.model_runner_v1", "vllm.v1.worker.dp_utils")
 _LARGEST = torch.iinfo(torch.int32).max
 
@@ -35,7 +35,8 @@ def steps_in_lockstep(vllm_config: Any) -> bool:
 class DpExchange:
     """Exchanges reports between ``ranks`` data-parallel ranks of an engine group.
 
-    It replaces ``torch.distributed`` in the module that adds up; only ``all_reduce`` is ours.
+    It replaces ``torch.distributed`` in the module that sums the tensor, and changes
+    ``all_reduce``.
     """
 
     def __init__(self, rank: int, ranks: int, dist: Any = torch.distributed) -> None:
@@ -79,7 +80,7 @@ class DpExchange:
 def join_group(parallel_config: Any) -> DpExchange:
     """Make the exchange between this engine and the engines that share its experts.
 
-    If vLLM adds up in another module, no reports arrive, and ``AgreedGate`` notices.
+    If vLLM sums the tensor in another module, no reports arrive, and ``AgreedGate`` notices this.
     """
     rank, ranks = parallel_config.data_parallel_rank, parallel_config.data_parallel_size
     for name in SYNC_MODULES:

@@ -1,4 +1,4 @@
-"""Drafts that travel with a step's output, where vLLM schedules synchronously.
+"""Sends drafts together with a step's output, where vLLM schedules synchronously.
 
 vLLM would fetch the drafts by a second message after every step. Here the worker adds them to the
 output (`WithOutput`), and the scheduler takes them (`SyncScheduler`). After an output without our
@@ -57,7 +57,7 @@ class SyncScheduler(Scheduler):
         return scheduled
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """Take the drafts after the step's tokens, because a grammar reads both in this order."""
+        """Take a step's tokens, then its drafts: a grammar has to read them in this order."""
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         told = getattr(model_runner_output, _DRAFTS, None)
         self.drafts_came = told is not None

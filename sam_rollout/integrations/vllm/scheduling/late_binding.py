@@ -45,8 +45,8 @@ def _take_in(tokens, vocab_size, start, rows, token_ids, is_token_ids, lengths, 
     """Append a step's sampled tokens to the texts of a batch.
 
     Args:
-        tokens: int32[S, most tokens], the samples of the step's S texts; a row ends at the first
-            invalid token id.
+        tokens: int32[S, N], the samples of the step's S texts; a row ends at the first invalid
+            token id.
         start: int32[S], length of each text before the step.
         rows: int64[S], each text's row in the present batch, -1 if it has none.
         token_ids: int32[R, L], texts by row; written to.
@@ -86,7 +86,7 @@ class Launched:
     ) -> None:
         self.request_ids: list[str] = output._model_runner_output.req_ids
         self.start, self.places, self.whole, self.made = start, places, whole, made
-        self._tokens = output.sampled_token_ids_cpu  # [B, most tokens], -1 where there is none
+        self._tokens = output.sampled_token_ids_cpu  # [B, N], -1 where there is no token
         self._arrived = output.async_copy_ready_event
         self._not_sampled: list[int] = output._invalid_req_indices
         self._urgent = False  # whether the device idles until the next step is launched
@@ -108,7 +108,7 @@ class Launched:
         self._over.set()
 
     def wait(self, *, urgent: bool = False) -> np.ndarray:
-        """Wait for the tokens, int32[B, most]; a row ends at the first invalid token id.
+        """Wait for the tokens, int32[B, N]; a row ends at the first invalid token id.
 
         If the next launch waits for them (`urgent`), call `launched_next` after that launch.
         """
@@ -151,9 +151,9 @@ class LateBinding(Wrapper):
         self._places: Mapping[str, list[int]] = {}  # placeholders by request
         self._bound: Mapping[str, int] = {}  # number of draft tokens by request
         self._gone: Collection[str] = ()  # requests that need no more tokens
-        self._ahead: Launched | None = None  # the step before, if this one is prepared ahead
+        self._ahead: Launched | None = None  # the previous step, if this step is prepared ahead
         self._metadata: Any = None  # vLLM's metadata of the drafts
-        self._awaited: Launched | None = None  # the step before, if its tokens are waited for
+        self._awaited: Launched | None = None  # the previous step, if its tokens are awaited
         self._lengths: np.ndarray | None = None  # int32[B], the texts' lengths, if vLLM's are wrong
         self._filling = runner._make_buffer(SCORED_AHEAD, dtype=torch.int32)
         methods: dict[str, Any] = {
@@ -328,7 +328,7 @@ class LateBinding(Wrapper):
         lengths, sampled = self._follow(before, request_ids, batch.num_tokens_no_spec, urgent=True)
         drafts.fill(0)  # the previous step has read this buffer by now
         self._lengths = lengths
-        # vLLM's lengths lack accepted tokens; its placeholder has to follow the text.
+        # vLLM's lengths do not count accepted tokens, but its placeholder has to follow them.
         batch.num_tokens_no_spec[: len(lengths)] = lengths
         self._newest = None
         if self._session is not None:
@@ -371,7 +371,7 @@ class LateBinding(Wrapper):
         return lengths, sampled
 
     def _after(self, output: Any) -> None:
-        """Keep a step that was launched; read the previous step's tokens, if not done yet."""
+        """Keep a step that was launched; read the previous step's tokens if they are unread."""
         batch = self._runner.input_batch
         before, rows = self._newest, len(output._model_runner_output.req_ids)
         start = self._lengths

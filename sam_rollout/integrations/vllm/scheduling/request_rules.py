@@ -1,4 +1,4 @@
-"""Sampling parameters that vLLM handles wrongly in steps with several tokens per request.
+"""Corrects or refuses sampling parameters that vLLM handles wrongly together with drafts.
 
 * Stop strings: vLLM cuts the text at a stop string, but keeps the step's token ids after it. Here
   every token is checked for a stop string, and later tokens are dropped.

@@ -1,8 +1,8 @@
-"""The choice of a scheduler for an engine with our drafter.
+"""Chooses the scheduler of an engine with our drafter.
 
-vLLM schedules asynchronously only for the methods of a list. Our method is added to it while an
-engine's configuration is checked. An engine that schedules synchronously takes drafts from a step's
-output (`drafts_with_output.py`), if its release is known.
+vLLM schedules asynchronously only for the methods of a list. Our method is added to this list while
+an engine's configuration is checked. An engine that schedules synchronously takes drafts from a
+step's output (`drafts_with_output.py`), if the release of vLLM is one of `KNOWN_RELEASES`.
 """
 
 from __future__ import annotations

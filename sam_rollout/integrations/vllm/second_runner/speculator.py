@@ -1,6 +1,7 @@
 """Our drafter and sampler inside vLLM's second model runner (``vllm/v1/worker/gpu``); a trial.
 
-That runner keeps texts, lengths and drafts by slot. docs/architecture.md has the rest.
+That runner keeps texts, lengths and drafts by slot. docs/architecture.md describes what else
+differs.
 """
 
 from __future__ import annotations

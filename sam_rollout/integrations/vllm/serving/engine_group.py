@@ -79,7 +79,7 @@ class EngineRecorders(StatLoggerBase):
                 self._engine_of[request.request_id] = engine_idx
 
     def forget(self) -> None:
-        """Drop the records since the last drain, which belong to no rollout."""
+        """Drop the records since the last drain, because they belong to no rollout."""
         for recorder in self.recorders:
             recorder.drain(step=-1, split="", replica=-1, session_steps=None)
         self._engine_of.clear()

@@ -1,4 +1,4 @@
-"""Makes a record of every engine step in the server process, with our drafter or without.
+"""Records every engine step in the server process, with our drafter or without.
 
 The worker process notes the session's half of a record (gate, time, verified tokens), and the two
 halves are joined here. Recording takes 34 us per step in a run of the tiny model.
@@ -78,7 +78,7 @@ class EngineStepRecorder:
     def drain(
         self, *, step: int, split: str, replica: int, session_steps: dict[str, list] | None
     ) -> pa.Table:
-        """Return and reset the records since the last call, joined with the session's notes.
+        """Join the records since the last call with the session's notes; return and forget them.
 
         ``session_steps`` is ``DraftSession.drain()["steps"]``. Without a session (None), vLLM's own
         counts of drafts are kept.
@@ -115,8 +115,8 @@ def _requests_and_tokens(iteration_stats: Any) -> dict[str, Any]:
 def on_this_clock(drained: dict[str, Any], asked_s: float) -> dict[str, list]:
     """Return the steps of ``DraftSession.drain()``, with times converted to this process's clock.
 
-    ``asked_s`` is this process's ``time.monotonic()`` when it called ``drain``. Another host's
-    steps look earlier by the time that the call took, which is harmless.
+    ``asked_s`` is this process's ``time.monotonic()`` when it called ``drain``. The times of
+    another host's steps are too early by as long as the call took. This is harmless.
     """
     steps = drained["steps"]
     if drained["host"] == platform.node():

@@ -1,8 +1,8 @@
 """Checks that a weight sync of several buckets has loaded tied weights.
 
-verl sends a tied matrix under both its names, perhaps in two buckets. vLLM 0.31 skips the second,
-and raises an error unless the same call has loaded the first. So the check is made once for all
-buckets.
+verl sends a tied matrix under both its names, perhaps in two buckets. vLLM 0.31 skips the second
+name, and raises an error unless the same call has loaded the first. So the check is made once for
+all buckets.
 """
 
 from __future__ import annotations

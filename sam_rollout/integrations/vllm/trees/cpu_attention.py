@@ -3,8 +3,8 @@
 The kernel can attend over texts, but not over trees. Here every path through a tree becomes a text
 of its own. All paths share the pages of the context. The page in which the tree begins is copied to
 spare pages at the end of the cache, and the path's keys and values are written to these pages. A
-token is computed on one path only. So attention sums over a token's context in the same order as in
-plain decoding, and the same token is drawn.
+token that several paths share is computed in only one of them. So attention sums over a token's
+context in the same order as in plain decoding, and the same token is drawn.
 
 Copies cost a page per branch and layer, which is little in a step that reads the whole model. Pages
 are copied whole and filled by vLLM's own operator, so this module does not depend on their layout.
@@ -75,7 +75,7 @@ class CpuTreeAttention(TreeAttention):
         starts = metadata.query_start_loc.numpy()
         lengths = metadata.seq_lens.numpy()
         table = metadata.block_table.numpy()
-        # Each text: its tokens to compute, its length, its pages, and (token, position) to copy.
+        # Each text: tokens to compute, length, pages, and pairs (token, position) to copy.
         texts: list[tuple[list[int], int, np.ndarray, list[tuple[int, int]]]] = []
         tree_tokens: list[int] = []
         branching = set(trees.branching.tolist())

@@ -1,4 +1,4 @@
-"""Attention over draft trees on accelerators, in two parts. Not run on a device.
+"""Computes attention over draft trees on accelerators, in two parts; not run on a device.
 
 An accelerator's kernel for paged caches has no mask for a tree. But all tokens of a tree attend to
 the whole text before the tree, so the kernel computes this part without a mask, and returns the
@@ -27,7 +27,7 @@ from sam_rollout.integrations.vllm.trees.tree_attention import TreeAttention
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
-# Largest differences that count as rounding in the trial, whose values are about 1.
+# Differences up to these numbers count as rounding in the trial, where values are about 1.
 ROUNDING = {torch.float32: 2e-3, torch.float16: 0.04, torch.bfloat16: 0.04}
 
 
@@ -39,7 +39,7 @@ class SplitStep(NamedTuple):
 
     tokens: torch.Tensor  # int64 [R, T], indices among the step's tokens
     starts: torch.Tensor  # int32 [R + 1], where each tree begins in [R * T]
-    places: torch.Tensor  # int64, the trees' tokens in [R * T], without what fills them up
+    places: torch.Tensor  # int64, indices in [R * T] of the trees' tokens, without filling
     own: torch.Tensor  # bool [R, T, T], [:, i, j]: token i attends to token j
     context: torch.Tensor  # int32 [R], tokens of the text before the tree
     lengths: list[int]  # `context` on the host
@@ -85,11 +85,11 @@ class SplitStep(NamedTuple):
 
 
 class SplitTreeAttention(TreeAttention):
-    """Attends to texts and trees apart."""
+    """Attends separately to texts and to trees."""
 
     table_name: ClassVar[str]  # of the block table in the attention's metadata
     writes_cache: ClassVar[bool]  # the implementation's `forward` also writes the cache
-    cache_axis: ClassVar[int]  # of a layer's cache: keys, then values
+    cache_axis: ClassVar[int]  # axis of a layer's cache with the keys at 0, the values at 1
 
     def __init__(self, runner: Any, keeper: TreeKeeper) -> None:
         super().__init__(runner, keeper)
@@ -139,7 +139,7 @@ class SplitTreeAttention(TreeAttention):
         cls, impl: Any, step: SplitStep, query: torch.Tensor, key: torch.Tensor,
         value: torch.Tensor, kv_cache: Any, output: torch.Tensor,
     ) -> None:  # fmt: skip
-        """Compute the attention of the trees' tokens; `query` and so on are of all tokens."""
+        """Compute the attention of the trees' tokens; tensors have all tokens of the step."""
         query = query[step.tokens]
         own = attend(query, key[step.tokens], value[step.tokens], step.own, impl.scale)
         merged = cls.add_context(impl, step, query, cls._halves(kv_cache), own)
@@ -147,9 +147,9 @@ class SplitTreeAttention(TreeAttention):
 
     @classmethod
     def why_not(cls, runner: Any) -> str:
-        """Return why this engine cannot verify trees; empty if a trial of all operators is right.
+        """Return why this engine cannot verify trees; empty if a trial of its operators succeeds.
 
-        The trial catches operators that compute something else, not those that end the process.
+        The trial notices operators with wrong results, but an operator may also end the process.
         """
         mode = runner.compilation_config.cudagraph_mode
         if mode is not None and mode.has_full_cudagraphs():
@@ -172,7 +172,7 @@ class SplitTreeAttention(TreeAttention):
 
     @classmethod
     def deviation(cls, impl: Any, runner: Any) -> float:
-        """Return the largest difference, for made-up trees, from one part computed on the host.
+        """Return the largest difference from attention in one part on the host, for made-up trees.
 
         The texts begin a page, end a page, and are longer than 512 tokens: operators of
         accelerators have been wrong beyond that length.

@@ -1,4 +1,4 @@
-"""What the attention over trees has in common on all devices."""
+"""Replaces attention in steps with trees: the part that is the same on all devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sam_rollout.integrations.vllm.wrapping import Wrapper
 class TreeAttention(Wrapper):
     """Replaces the attention of a runner's layers in steps with trees; the cache must be ready."""
 
-    implementation: ClassVar[type]  # of the layers' attention
+    implementation: ClassVar[type]  # the class of the layers' attention
     goes_with_model: ClassVar[bool]  # whether a draft model may draft, too
 
     def __init__(self, runner: Any, keeper: TreeKeeper) -> None:
@@ -45,7 +45,7 @@ class TreeAttention(Wrapper):
         raise NotImplementedError
 
     def make_plan(self, trees: StepTrees, metadata: Any) -> Any:
-        """Return what all layers need to know of a step with trees."""
+        """Return what all layers need to know about a step with trees."""
         raise NotImplementedError
 
     def plan(self, metadata: Any) -> Any:

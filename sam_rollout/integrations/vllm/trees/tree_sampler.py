@@ -1,4 +1,4 @@
-"""Our rejection sampler for draft trees.
+"""Verifies draft trees by our rejection sampler.
 
 A token is drawn from every node's logits, and the path whose tokens were drawn is kept. Penalties
 and similar rules count the tokens on the path to the node as text before the drawn token.
@@ -23,7 +23,7 @@ from sam_rollout.verification.trees import verify_tree
 
 
 def with_trees(sampler: KeyedRejectionSampler, *args: Any, **options: Any) -> TreeRejectionSampler:
-    """Make a `TreeRejectionSampler` that keeps what the sampler's own class does on its device."""
+    """Make a `TreeRejectionSampler` that is also a subclass of the sampler's own class."""
     kind = type("TreeRejectionSampler", (TreeRejectionSampler, type(sampler)), {})
     return kind(sampler, *args, **options)
 

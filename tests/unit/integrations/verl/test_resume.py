@@ -14,7 +14,7 @@ from tests.unit.integrations.verl.test_translation import translated
 
 
 def left_by(run_dir: Path, started_at: str, *overrides: str, folder: str = "") -> None:
-    """Write down a start as a run with these overrides does it, there or once in `folder`."""
+    """Record in `run_dir` a start with these overrides; the run's folder was `folder` then."""
     config = translated(*overrides, f"run_dir={folder or run_dir}")
     config.transfer_queue.enable = True  # verl switches it on
     info = RunInfo("a run", OmegaConf.to_container(config, resolve=True), {}, {}, {}, started_at)
@@ -92,7 +92,7 @@ def test_another_runs_checkpoints_are_not_resumed(begun, first, second, differen
 def test_a_run_is_resumed_with_its_own_settings(begun, overrides):
     where = begun(*overrides)
     check(composed(*overrides, where, RESUME))
-    if "sam=off" in overrides:  # without drafts their number is nobody's
+    if "sam=off" in overrides:  # without drafts their number has no effect
         check(composed("sam=off", where, RESUME))
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 def scheduler(
     running: int = 1, waiting: int = 0, accepted: tuple[int, ...] | None = None
 ) -> SimpleNamespace:
-    """Statistics of a step that verified two drafts, with `accepted` by position."""
+    """Return statistics of a step that verified two drafts, with `accepted` by position."""
     spec = None
     if accepted is not None:
         spec = SimpleNamespace(

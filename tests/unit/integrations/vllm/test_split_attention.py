@@ -20,7 +20,7 @@ BRANCHES, CHAIN, BUSH = [-1, 0, 0, 2, 1], [-1, 0, 1, 2, 3], [-1, -1, -1, 0, 1]
 
 
 def step_of(parents, counts, starts=None, computed=None):
-    """A step whose requests have these trees, and by default no other tokens."""
+    """Make a step whose requests have these trees, and by default no other tokens."""
     counts = np.array(counts, np.int32)
     if starts is None:
         starts = np.cumsum([0, *(counts + 1)])
@@ -44,7 +44,7 @@ def test_rows_with_trees_are_read_and_others_left_alone():
 
 
 def test_known_tokens_of_the_step_before_the_last_are_context():
-    """A request that computes three known tokens and a tree of two tokens."""
+    """The request computes three known tokens and a tree of two tokens."""
     _, step = step_of([[-1, -1]], [2], starts=[0, 5], computed=[7])
     assert step.tokens.tolist() == [[2, 3, 4]] and step.lengths == [9] and not step.is_whole
     assert step_of([[-1, -1]], [2])[1].is_whole
@@ -54,7 +54,7 @@ def flash_attention(
     *, q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, seqused_k, softmax_scale, causal,
     block_table, return_softmax_lse, fa_version, num_splits,
 ):  # fmt: skip
-    """Results [tokens, heads, size], and the log-sum-exp, float32 [heads, tokens]."""
+    """Return results [tokens, heads, size], and the log-sum-exp, float32 [heads, tokens]."""
     assert return_softmax_lse and not causal and fa_version == 3 and num_splits == 0
     assert max_seqlen_k == max(seqused_k) and cu_seqlens_q.diff().eq(max_seqlen_q).all()
     assert all(t.dtype == torch.int32 for t in (cu_seqlens_q, seqused_k, block_table))
@@ -73,7 +73,7 @@ def flash_attention(
 
 
 def merge(output, prefix, prefix_lse, suffix, suffix_lse):
-    """Two results of one type [tokens, heads, size], by their log-sum-exps [heads, tokens]."""
+    """Merge results of one type [tokens, heads, size] by their log-sum-exps [heads, tokens]."""
     assert prefix.dtype == suffix.dtype == output.dtype
     assert all(t.is_contiguous() for t in (prefix, prefix_lse, suffix, suffix_lse))
     weights = torch.stack([prefix_lse, suffix_lse]).softmax(0).transpose(1, 2).unsqueeze(3)
@@ -189,7 +189,8 @@ def test_layers_compute_trees_in_two_parts_and_other_rows_as_before(with_fault):
     keeper.step = trees
     shown = output()
     assert shown[:6].any(dim=1).all() and not shown[6:].any(), "the second request has a chain"
-    # The first and third draft tokens are accepted: the third moves behind the first.
+    # The first and third draft tokens are accepted, so the third one's keys and values move to the
+    # position after the first.
     expected, path = cache.clone(), torch.tensor([[0, 1, 3, 0, 0, 0], [0] * 6])
     attention.accept(trees, path, torch.tensor([[7, 8, 9, -1, -1, -1], [7, *[-1] * 5]]))
     expected[0, :, 12] = expected[0, :, 13]
