@@ -9,15 +9,13 @@ because it includes initialisation.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from benchmarks.dapo_ab import finished
 from benchmarks.measuring import median_interval, parser, turns, write_record
-from benchmarks.training_run import train
+from benchmarks.training_run import LENGTH, train_once
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.report.runs import load_run
 
@@ -52,7 +50,7 @@ MEANS = {
 
 
 def plan(repeats: int, steps: int) -> dict[str, tuple[str, ...]]:
-    count = f"trainer.total_training_steps={steps}"
+    count = f"{LENGTH}{steps}"
     return {
         f"{side}, {number}": (*SIDES[side], *COMMON, count)
         for number in range(1, repeats + 1)
@@ -90,10 +88,7 @@ def main() -> None:
     runs: dict[str, dict[str, float]] = {}
     for name, overrides in plan(arguments.repeats, arguments.steps).items():
         run_dir = (arguments.work_dir / name.replace(", ", "-")).absolute()
-        if not finished(run_dir, overrides):
-            print(f"==> {name}", flush=True)
-            shutil.rmtree(run_dir, ignore_errors=True)
-            train(run_dir, *overrides, timeout_s=arguments.timeout_s)
+        train_once(run_dir, *overrides, timeout_s=arguments.timeout_s)
         runs[name] = measured(load_run(run_dir).steps)
     setting = {"repeats": arguments.repeats, "steps": arguments.steps, "common": COMMON}
     record = {"machine": about, "setting": setting, "sides": summary(runs), "runs": runs}

@@ -16,10 +16,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.draft_shapes import FREE, STEP_MS, Device
+from benchmarks.draft_shapes import DEVICES, FREE, STEP_MS, Device, replay_steps
 from benchmarks.measuring import parser, write_record
 from sam_rollout.bench.machine_record import machine
-from sam_rollout.bench.replay import Replay, replay
+from sam_rollout.bench.replay import Replay
 from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.telemetry.traces import Trace, read_sets
 
@@ -32,10 +32,7 @@ class Engine(Device):
     """An engine that also measures the steps in which all rows have a request."""
 
     def __init__(self, side: str, each: int, longest: int, found: Replay) -> None:
-        def milliseconds(scored: int) -> float:
-            return STEP_MS * max(1.0, each * scored / FREE)
-
-        super().__init__(side, milliseconds, longest, ROWS)
+        super().__init__(side, lambda scored: DEVICES["flat"](each * scored), longest, ROWS)
         self.sums = {
             trainer: dict.fromkeys(("seconds", "steps", "open", "tokens"), 0.0)
             for trainer in (SYNC, ASYNC)
@@ -65,8 +62,7 @@ def measure(traces: list[Trace], side: str, requests: int) -> dict[str, dict[str
     """Replay a set; return the figures of each trainer."""
     longest, found = max(len(trace.tokens) for trace in traces) + 1, Replay()
     engine = Engine(side, requests // ROWS, longest, found)
-    for step in sorted({trace.step for trace in traces}):
-        replay(engine, [trace for trace in traces if trace.step == step], found, step, ROWS)
+    replay_steps(engine, traces, found, ROWS)
     engine.count_tokens()
     return {
         trainer: {

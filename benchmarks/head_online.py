@@ -21,7 +21,7 @@ from matplotlib.ticker import MaxNLocator
 
 from benchmarks import measuring
 from benchmarks.learning import run_once, same_texts
-from benchmarks.training_run import TINY
+from benchmarks.training_run import LENGTH, TINY
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.report.charts import COLOURS, STYLE
 from sam_rollout.sources.model import HeadTrainingConfig
@@ -162,9 +162,8 @@ def main() -> None:
     series, same = {}, {}
     base = None
     for side, overrides in SIDES.items():
-        print(f"==> {side}", flush=True)
         folder = arguments.work_dir.absolute() / side.replace(" ", "_")
-        length = f"trainer.total_training_steps={arguments.steps}"
+        length = f"{LENGTH}{arguments.steps}"
         run = run_once(folder, TINY, *overrides, *SMALL, length)
         base = base or run
         if run is not base:

@@ -21,10 +21,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from scipy import stats
 
-from benchmarks.dapo_ab import finished
 from benchmarks.measuring import RESULTS, SMOLLM2, UseSmolLM2, parser, read_record, write_record
 from benchmarks.recorded_runs import store
-from benchmarks.training_run import TINY, train
+from benchmarks.training_run import LENGTH, TINY, WITH_TRACES, train_once
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.report.lossless import IDENTITY
 from sam_rollout.report.runs import Run, held_out_names, load_run
@@ -69,9 +68,7 @@ def draw(rows: Sequence[dict[str, Any]], steps: pd.DataFrame, path: Path) -> Non
 
 
 def run_once(run_dir: Path, experiment: str, *overrides: str) -> Run:
-    overrides = (*overrides, "rollout_telemetry.record_traces=true")
-    if not finished(run_dir, overrides):
-        train(run_dir, *overrides, timeout_s=10_000, experiment=experiment)
+    train_once(run_dir, *overrides, WITH_TRACES, timeout_s=10_000, experiment=experiment)
     return load_run(run_dir)
 
 
@@ -96,7 +93,7 @@ def main() -> None:
     work_dir = arguments.work_dir.absolute() / experiment
     more = arguments.overrides
     if arguments.same:
-        short = f"trainer.total_training_steps={SHORT_STEPS}"
+        short = f"{LENGTH}{SHORT_STEPS}"
         pair = [
             run_once(work_dir / f"{side}-{SHORT_STEPS}", experiment, f"sam={side}", short, *more)
             for side in ("off", "on")
@@ -105,7 +102,7 @@ def main() -> None:
         write_record(read_record(arguments.output) | {"same": same}, arguments.output)
         return
     validated = (f"trainer.test_freq={every}", f"data.val_max_samples={HELD_OUT}")
-    length = f"trainer.total_training_steps={arguments.steps}"
+    length = f"{LENGTH}{arguments.steps}"
     run = run_once(work_dir / side, experiment, f"sam={side}", length, *validated, *more)
     steps = run.steps
     rows = [

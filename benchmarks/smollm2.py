@@ -30,7 +30,6 @@ def run_pairs(work_dir: Path, count: int, steps: int) -> list[tuple[Path, Path]]
     wanted = [*found["base"], *found["sam"]]
     for name, overrides in plan(count, steps, steps).items():
         if name in wanted:
-            print(f"==> {name}", flush=True)
             run_once(work_dir / name, EXPERIMENT, *overrides)
     return [
         (work_dir / off, work_dir / on) for off, on in zip(found["base"], found["sam"], strict=True)

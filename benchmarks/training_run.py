@@ -1,14 +1,17 @@
 """Runs the recipe once in a separate process, and measures its engine's processor time."""
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import psutil
+from omegaconf import OmegaConf
 
 from benchmarks.measuring import REPOSITORY
+from sam_rollout.telemetry.records import RunFolder, RunFolderError
 
 TINY = "tiny_cpu"
 # Experiment -> folder of its data.
@@ -16,6 +19,32 @@ DATA = {TINY: "synthetic", "smollm2_cpu": "word_problems"}
 CPU_FILE = "engine_cpu_s.json"
 ENGINE_PROCESS = "EngineCore"  # vLLM's name of the engine's process
 POLL_S = 0.5
+LENGTH = "trainer.total_training_steps="
+WITH_TRACES = "rollout_telemetry.record_traces=true"
+
+
+def train_once(run_dir: Path, *overrides: str, timeout_s: float, experiment: str = TINY) -> None:
+    """Train as `train` does, unless the folder has the whole run; an unfinished run is removed.
+
+    One of the overrides is the number of training steps.
+    """
+    if finished(run_dir, overrides):
+        print(f"==> {run_dir.name}: already finished", flush=True)
+        return
+    print(f"==> {run_dir.name}", flush=True)
+    shutil.rmtree(run_dir, ignore_errors=True)
+    train(run_dir, *overrides, timeout_s=timeout_s, experiment=experiment)
+
+
+def finished(run_dir: Path, overrides: tuple[str, ...]) -> bool:
+    """Return whether the folder has a complete run with these overrides."""
+    steps = int(next(o for o in overrides if o.startswith(LENGTH)).removeprefix(LENGTH))
+    try:
+        given = OmegaConf.load(run_dir / ".hydra" / "overrides.yaml")
+        done = max(RunFolder(run_dir).read_train_steps(), default=0)
+    except (OSError, RunFolderError):
+        return False
+    return done == steps and set(overrides) <= set(given)
 
 
 def train(run_dir: Path, *overrides: str, timeout_s: float, experiment: str = TINY) -> None:
