@@ -389,7 +389,7 @@ def test_a_drafter_that_fails_with_a_step_on_its_way_ends_no_rollout(
 
 def test_the_measuring_gate_sees_every_step_of_the_engine(engine_of, prompts, monkeypatch):
     engine = engine_of("auto")
-    calls = spied(monkeypatch, session_of(engine).gate, "observe")
+    calls = spied(monkeypatch, session_of(engine).gate, "next_budget")
     engine.collective_rpc("sam_drain")
     assert not engine.llm_engine.vllm_config.scheduler_config.async_scheduling
     tokens = sum(map(len, rollout(engine, prompts, first=len(prompts) // 2)))
@@ -397,7 +397,7 @@ def test_the_measuring_gate_sees_every_step_of_the_engine(engine_of, prompts, mo
     counters = drained["counters"]
     # After a measured step the gate skips at most 3, and it leaves few out.
     measured, steps = counters["gate/measured_steps"], counters["draft/drafter_steps"]
-    assert steps / 5 < measured <= steps == calls["observe"]
+    assert steps / 5 < measured <= steps == calls["next_budget"]
     assert counters["gate/failures"] == 0
     assert 0 < counters["gate/measured_tokens"] < tokens
     first, last = drained["steps"]["noted_s"][0], drained["steps"]["noted_s"][-1]
