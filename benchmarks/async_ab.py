@@ -7,8 +7,6 @@ Its texts differ between two runs, so compare rates, not times. The first step o
 because it includes initialisation.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -10,8 +10,6 @@ takes 20 ms up to 256 scored tokens, and proportionally more beyond. With 512 re
 64 rows represents eight requests.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

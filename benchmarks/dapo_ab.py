@@ -10,8 +10,6 @@ another seed and shorter responses, and the comparison with it must be found unf
 `chains` drafts chains without draws.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

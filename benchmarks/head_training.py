@@ -8,8 +8,6 @@ The texts are recorded responses of the tiny model at temperature 1, or of SmolL
 over the held-out responses; acceptance length includes the bonus token.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

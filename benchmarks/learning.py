@@ -9,8 +9,6 @@ SmolLM2's run, with its texts, goes to benchmarks/results. ``--same`` trains two
 the responses that have the same tokens, and adds the numbers to the record.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

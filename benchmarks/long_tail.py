@@ -7,8 +7,6 @@ tokens. Therefore only few requests run for most of a rollout. `benchmarks/rollo
 sides. The record has the time per token of the steps that only decode.
 """
 
-from __future__ import annotations
-
 import tempfile
 from itertools import pairwise
 from pathlib import Path

@@ -15,8 +15,6 @@ sides sample the same responses (``identical`` counts them). ``stock`` samples o
 compare its times per token.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 import time

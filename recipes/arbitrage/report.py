@@ -1,7 +1,5 @@
 """Measures accuracy and cost of every mode, with drafts off and on in both engines."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

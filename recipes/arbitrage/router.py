@@ -5,8 +5,6 @@ is 1 if the mean process reward of the target's steps is higher. Pairs are table
 ``problem``, ``text`` (the router's input), and the process rewards ``draft`` and ``target``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -4,8 +4,6 @@ Everything is read from the composed configuration. Memory is an estimate
 (`sam_rollout/sizing/memory.py`).
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -16,8 +16,6 @@ must also be the same on both sides, up to numerical ties. Exit status 1: respon
 nothing was drafted, so that equality proves nothing. 2: the evaluation failed to run.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import traceback

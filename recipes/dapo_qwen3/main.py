@@ -6,8 +6,6 @@ and starts nothing; it needs neither data, weights nor a device. ``--check-only`
 checks; scripts/node.sh runs them before it starts a cluster.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

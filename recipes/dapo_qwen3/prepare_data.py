@@ -11,8 +11,6 @@ columns, and some repeat each problem a hundred times. Usage:
 hub or, with ``--source``, from a local copy. ``--force`` makes existing files again.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import socket

@@ -1,7 +1,5 @@
 """Reads the problems for a model from a data file, and makes a request for each sample."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

@@ -7,8 +7,6 @@ text. If this fails and the answer can be written in several ways, math-verify c
 in a worker process, which is killed if it takes too long.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import multiprocessing

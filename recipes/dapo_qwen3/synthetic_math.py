@@ -14,8 +14,6 @@ model only has to work in columns more often. The lengths of responses vary by a
 magnitude, so a rollout has a long tail.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Finds where responses without and with drafts diverge, and whether rounding explains it."""
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@ of ``synthetic_math``. This command made the checkpoint in ``tiny_qwen3/``:
     python -m recipes.dapo_qwen3.tiny_model
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import json

@@ -3,8 +3,6 @@
 No problem occurs twice in a split, or in both splits.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

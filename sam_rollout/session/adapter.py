@@ -1,7 +1,5 @@
 """The interface through which a session uses its engine."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Collection
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Records a session's steps and requests."""
 
-from __future__ import annotations
-
 import logging
 import platform
 import time

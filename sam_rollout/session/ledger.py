@@ -4,8 +4,6 @@ Padding tokens (``padding.py``) are not counted as drafts. They come after a row
 the first accepted tokens of a row are draft tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Decides when the engine's own drafter (the model) has to run, and takes in its drafts."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array

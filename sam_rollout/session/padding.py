@@ -6,8 +6,6 @@ on NPUs). With vllm-ascend, users measured 107 tokens/s if some steps had no gra
 padding (its issue 16637). Missing draft tokens are filled up with copies of the text's last token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -19,8 +19,6 @@ gate is closed, the drafter reads new tokens and hands over no drafts. A request
 when the request ends, and its totals are freed with the next drain.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

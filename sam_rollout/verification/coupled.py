@@ -4,8 +4,6 @@ The token of every position is drawn from the target distribution with the posit
 number. Draft tokens are accepted as long as they equal these tokens (docs/verification.md).
 """
 
-from __future__ import annotations
-
 import torch
 
 from sam_rollout.verification.layout import DraftLayout, leading

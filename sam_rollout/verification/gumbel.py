@@ -6,8 +6,6 @@ distribution with the same noise often gives the same token (Daliri, Musco, Sure
 2408.07978).
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import torch

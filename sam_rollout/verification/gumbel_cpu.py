@@ -7,8 +7,6 @@ exponent's bias in fixed point, read as the bits of a float. So a cheap test rej
 For the other tokens, some ten per row, e is computed in double precision.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -4,8 +4,6 @@ The random numbers are the same as in ``gumbel.py``. The kernel has not run on a
 compile it for a GPU and run it in Triton's interpreter.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

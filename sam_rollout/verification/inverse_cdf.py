@@ -5,8 +5,6 @@ on any device. A large vocabulary is divided into blocks: a draw selects a block
 token in it.
 """
 
-from __future__ import annotations
-
 import torch
 
 from sam_rollout.verification.uniforms import logical_shift

@@ -4,8 +4,6 @@ A request with n draft tokens owns n + 1 consecutive rows: one for each draft to
 position after them. The layout is computed on the device.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 
 import torch

@@ -4,8 +4,6 @@ If only rounding differs, the first difference is at a position where the random
 prefers either of two tokens. This is a tie, up to rounding.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest

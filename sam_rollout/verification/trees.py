@@ -5,8 +5,6 @@ draft tokens. A draft token is right if it equals the token drawn at its parent.
 all tokens before it on its path are right, too. So at most one path is accepted.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

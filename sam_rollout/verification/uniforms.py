@@ -5,8 +5,6 @@ OOPSLA 2014). Its n-th output is a hash of ``key + n * GOLDEN``, so it needs no 
 arithmetic gives the same bits on every device.
 """
 
-from __future__ import annotations
-
 import torch
 
 STREAMS = 2  # number of independent random numbers per position

@@ -4,8 +4,6 @@ Each request draws one token. If draft tokens were rejected, this token replaces
 and is drawn from the rest of the distribution. Otherwise it is drawn after the last draft token.
 """
 
-from __future__ import annotations
-
 import torch
 
 from sam_rollout.verification.inverse_cdf import FRACTION_BITS, draw_tokens, to_fixed_point

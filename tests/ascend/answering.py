@@ -4,8 +4,6 @@ Run ``python -m tests.ascend.answering [ENGINE...]``: it changes vLLM for the CP
 own process. Sampled tokens reach the host only when the host waits for them.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

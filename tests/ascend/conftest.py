@@ -1,7 +1,5 @@
 """vllm-ascend on a CPU, with a stand-in for torch_npu."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -1,7 +1,5 @@
 """Verify steps of vllm-ascend, made by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Whole engines of vllm-ascend with our drafter and samplers: drafts change no text."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.stats import chi2_contingency

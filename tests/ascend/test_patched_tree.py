@@ -1,7 +1,5 @@
 """Tests of patches/ on the published vllm-ascend: applied, undone, refused, and run."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

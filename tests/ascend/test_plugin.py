@@ -1,7 +1,5 @@
 """Our drafter and samplers in a real NPUModelRunner, installed by the plugin."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from types import SimpleNamespace

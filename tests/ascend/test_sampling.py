@@ -1,7 +1,5 @@
 """Our samplers with vllm-ascend's real objects."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from vllm.sampling_params import SamplingParams

@@ -1,7 +1,5 @@
 """Configurations of vllm-ascend's engines, without an engine."""
 
-from __future__ import annotations
-
 import copy
 from types import SimpleNamespace
 

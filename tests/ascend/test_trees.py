@@ -1,7 +1,5 @@
 """Attention over draft trees with the operators of an NPU, written out in torch."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

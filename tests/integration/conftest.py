@@ -1,7 +1,5 @@
 """Starts vLLM engines on the tiny model; each ends with its test module."""
 
-from __future__ import annotations
-
 import faulthandler
 import gc
 import os

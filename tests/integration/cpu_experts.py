@@ -4,8 +4,6 @@ The CPU's communicator lacks ``all_gatherv`` and ``reduce_scatterv``, and its ex
 ``expert_map``. This module adds all three.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from typing import Any

@@ -1,7 +1,5 @@
 """Classes that vLLM's worker processes import by name in engine tests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sam_rollout.integrations.vllm.drafting.proposer import SamProposer

@@ -1,7 +1,5 @@
 """Classes that vLLM's worker processes import by name in tests of several engines."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sam_rollout.config import GateConfig

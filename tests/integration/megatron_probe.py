@@ -6,8 +6,6 @@ keys "folder", "policy", "head", "processes", "engine" and "transformer"; the la
 Process N of a run writes its results into the run's folder, as N.pt.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import random

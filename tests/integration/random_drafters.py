@@ -1,7 +1,5 @@
 """Checkpoints with random weights, of drafters that no head is shipped for, for the tiny Qwen3."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

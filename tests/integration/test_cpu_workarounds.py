@@ -4,8 +4,6 @@ If the first test of a pair fails, upstream has fixed the bug. Then its workarou
 ``sam_rollout/integrations/vllm/cpu/cpu_workarounds.py`` can be removed.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import os

@@ -3,8 +3,6 @@
 The distributions of the second and third token are compared with those of transformers.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any
 

@@ -5,8 +5,6 @@ The tiny model runs with the coupled sampler at T = 1, in vLLM's asynchronous pa
 drafts. SAM_FUZZ_SECONDS sets the time, SAM_FUZZ_SEED the first seed. A failure names its seed.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

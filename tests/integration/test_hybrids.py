@@ -3,8 +3,6 @@
 The model is a Qwen3-Next of four layers with random weights; the last layer has full attention.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 verl's Megatron engine runs on a CPU (tests/megatron_on_cpu), in processes of `megatron_probe.py`.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -4,8 +4,6 @@ The drafter is the tiny model itself, so all its drafts are right at T = 0, and 
 T = 1. Asynchronous scheduling is emulated (`tests/emulated_device.py`).
 """
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from sam_rollout.integrations.vllm.operators import operator_check

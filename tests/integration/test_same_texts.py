@@ -6,8 +6,6 @@ asynchronous path with emulated streams and events (`tests/emulated_device.py`).
 are compared, too.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections.abc import Callable

@@ -5,8 +5,6 @@ interpreter, because Triton has no backend for a CPU. vLLM asks for a backend by
 registers one that compiles nothing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

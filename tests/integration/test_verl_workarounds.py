@@ -1,7 +1,5 @@
 """Tests that fail when a workaround for verl can be removed."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import inspect

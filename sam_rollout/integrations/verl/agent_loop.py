@@ -4,8 +4,6 @@ verl's agent-loop worker knows step, split and sibling number (verl's session nu
 them in a context variable of the response's task. `IdentityClient` adds the prompt's token ids.
 """
 
-from __future__ import annotations
-
 import contextvars
 from collections import Counter
 from collections.abc import Sequence

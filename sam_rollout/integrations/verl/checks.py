@@ -4,8 +4,6 @@ The run itself, ``--check-only``, ``--dry-run`` and the doctor run these checks.
 checks (which import verl) and the check of data (`datasets`) import large packages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace

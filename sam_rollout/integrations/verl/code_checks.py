@@ -4,8 +4,6 @@ verl loads such code in its workers, after models and engines have started. Thes
 earlier, in a separate interpreter.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Checks that the data files have the columns and the number of rows that a run needs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path

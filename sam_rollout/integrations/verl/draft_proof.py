@@ -5,8 +5,6 @@ without drafts. Random numbers are keyed by response and position, so both texts
 Neither training nor the draft session sees the repeated responses.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Checks before the first response that the drafting model predicts this policy's tokens."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The environment variables of a run's processes, on every node."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

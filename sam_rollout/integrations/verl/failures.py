@@ -4,8 +4,6 @@ Each kind of error is stored and logged once, with a count. The run ends with it
 many responses fail.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import time

@@ -6,8 +6,6 @@ size and for 1 + k times that size. So there are graphs for the same numbers of 
 as without.
 """
 
-from __future__ import annotations
-
 from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import SamConfig

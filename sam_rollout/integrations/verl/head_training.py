@@ -4,8 +4,6 @@ The hidden states come from verl's pass over old log-probabilities. The next wei
 policy and then the head to the engines. Checkpoints of the policy include the head.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext

@@ -8,8 +8,6 @@ on the response's tokens would ignore the earlier ones:
 * The other rules (listed in `BEGIN_ANEW`) are refused when a run is checked, and in each request.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from contextvars import ContextVar

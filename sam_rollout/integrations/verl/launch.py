@@ -1,7 +1,5 @@
 """Starts verl's trainer from a checked configuration."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

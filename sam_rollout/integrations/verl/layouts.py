@@ -1,7 +1,5 @@
 """Reads and checks the settings that divide a run among devices."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ verl's ``Tracking`` calls ``wandb.init`` without tags and groups, and every erro
 training. `start_wandb` creates the run first; verl's ``wandb.init`` then returns that run.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import os

@@ -1,7 +1,5 @@
 """Checks a run's drafting model, writes the run's first head, and estimates the model's memory."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Ray's logical ``GPU`` resource stands for one training process: ``ray.init(num_gpus=N)``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

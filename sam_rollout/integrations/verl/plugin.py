@@ -4,8 +4,6 @@ verl imports this module by the ``verl.plugins`` entry point and by ``VERL_USE_E
 The launcher sets that variable because verl hides the errors of entry points.
 """
 
-from __future__ import annotations
-
 import os
 
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY

@@ -1,7 +1,5 @@
 """Finds and checks the policy's files, and reads the model's sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 `policy_part_megatron.py` has Megatron's counterpart. `state_capture.py` uses both.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager

@@ -5,8 +5,6 @@ the rows of the embedding matrix (first stage) and of the output matrix (last st
 with vendors' images, not with this project's installation.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any

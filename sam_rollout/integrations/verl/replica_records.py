@@ -1,7 +1,5 @@
 """Joins what an engine's workers, step recorder and server have recorded, for the trainer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -12,8 +12,6 @@ continued it already. Every other prompt begins a new name: its hash, and the nu
 prompts before it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field

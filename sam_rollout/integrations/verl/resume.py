@@ -4,8 +4,6 @@
 another configuration wrote it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy

@@ -4,8 +4,6 @@ A reward returns a number, or a dict with ``score`` and further entries to log. 
 all of them are numbers. A reward that cannot judge a response returns None.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Parses a composed configuration into our settings."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Collects the description of a run for ``run.json``, which later comparisons of runs read."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 from dataclasses import replace

@@ -10,8 +10,6 @@ The metrics include the accuracy before filtering, because the filter also drops
 answers only.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """verl's vLLM server, which also checks the drafter, records steps and shares texts."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

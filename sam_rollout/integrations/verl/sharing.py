@@ -11,8 +11,6 @@ No request waits for sharing. Pieces are lost if a server dies, a queue is full 
 Lost pieces are counted, and only reduce acceptance.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

@@ -3,8 +3,6 @@
 docs/configuration.md gives the rules and their reasons.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 from pathlib import Path

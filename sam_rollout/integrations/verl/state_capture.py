@@ -5,8 +5,6 @@ of the layers that a head reads. After the pass, processes that share texts sum 
 window's states.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import random

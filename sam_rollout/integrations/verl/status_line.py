@@ -3,8 +3,6 @@
 The driver (the user's program) draws the line, because the output of Ray's actors reaches it late.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import sys

@@ -3,8 +3,6 @@
 No error here ends a training run; failing records or metrics are left out with a warning.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -1,7 +1,5 @@
 """verl's trainers with rollout telemetry and DAPO's generation rounds."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Translates our groups of settings into verl's and vLLM's settings."""
 
-from __future__ import annotations
-
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from sam_rollout.config import RunConfig, SamConfig

@@ -4,8 +4,6 @@ verl 0.9.1 keeps keys of older trainers that its V1 trainer never reads. Other k
 our groups of settings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from omegaconf import DictConfig, OmegaConf

@@ -4,8 +4,6 @@ verl's trainer waits without a limit for processes that have died. A second thre
 process therefore calls every process of the run, and raises the first error in the trainer.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -4,8 +4,6 @@ Without GPUs, verl sends weights through shared memory, one bucket at a time. It
 first sync that every tensor fits into a bucket.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@ verl's sender waits for an answer to each bucket, and a receiver that failed nev
 receiver therefore sends its error on a second socket, and our sender listens to both.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable
 from itertools import chain

@@ -1,7 +1,5 @@
 """Combines verl's worker extension (weight sync) with ours (drafter)."""
 
-from __future__ import annotations
-
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
 from sam_rollout.integrations.verl.weight_transfer import WeightReceiving

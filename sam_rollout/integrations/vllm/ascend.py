@@ -1,7 +1,5 @@
 """Imports our code for vllm-ascend by name, because that code imports this package."""
 
-from __future__ import annotations
-
 import pkgutil
 from importlib.util import find_spec
 from typing import Any

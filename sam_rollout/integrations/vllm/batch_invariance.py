@@ -5,8 +5,6 @@ such kernels it has no effect and raises no error. We have read the kernels of v
 and of vllm-ascend 0.23, but have not run them.
 """
 
-from __future__ import annotations
-
 import sys
 
 BATCH_INVARIANT_ENV = "VLLM_BATCH_INVARIANT"

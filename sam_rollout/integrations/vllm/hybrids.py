@@ -6,8 +6,6 @@ number of tokens accepted before. vllm-ascend 0.23 assumes k + 1 tokens per requ
 this, the row ``GDNAttentionMetadataBuilder.build`` of `tests/contracts/contract.py` fails.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The entry point ``vllm.general_plugins``, which runs once in every process that vLLM starts."""
 
-from __future__ import annotations
-
 from sam_rollout.integrations.vllm import ascend
 
 

@@ -3,8 +3,6 @@
 vLLM mixes this class into its worker, so ``self`` is the worker.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Wrappers around functions and methods of vLLM and vllm-ascend."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ vllm-ascend 0.23 refuses vLLM's method ``custom_class``. The plugin (``plugin.py
 the runner's source add calls to these functions.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from sam_rollout.integrations.vllm.drafting.proposer import SamProposer, is_output_rank

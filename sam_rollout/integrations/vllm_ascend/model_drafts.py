@@ -4,8 +4,6 @@ vllm-ascend's drafters call `compute_logits` once per draft token and take the l
 replace this method while the drafter runs, unless all passes are captured in one graph.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

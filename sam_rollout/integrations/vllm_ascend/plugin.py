@@ -3,8 +3,6 @@
 vLLM loads plugins before it knows its device, so the runner is wrapped when its module is imported.
 """
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.util
 import sys

@@ -3,8 +3,6 @@
 That processing applies penalties, top-k and top-p, and replaces NaN and infinite logits.
 """
 
-from __future__ import annotations
-
 from operator import attrgetter
 from typing import Any
 

@@ -5,8 +5,6 @@ Two faults of the operator were reported: masks are ignored beyond 512 tokens (v
 and no mask, a case that neither report names. The trial at the start would notice both faults.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The releases of vllm-ascend that drafter, samplers and asynchronous scheduling support."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any

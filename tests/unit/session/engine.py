@@ -1,7 +1,5 @@
 """Makes an engine's calls of a session, without a model; a test sets the tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import Any
 

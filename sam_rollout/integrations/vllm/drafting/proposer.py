@@ -4,8 +4,6 @@ vLLM's ``custom_class`` interface (vLLM >= 0.23) passes token ids, lengths and s
 of the input batch. Ranks whose drafts vLLM ignores have no `DraftSession`.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Iterable
 from dataclasses import replace

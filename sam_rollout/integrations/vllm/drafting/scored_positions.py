@@ -4,8 +4,6 @@ The likeliest token is found before the samplers change the logits. The tokens a
 host without waiting, and read by a later step. While the gate is closed, nothing is collected.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from typing import Any, NamedTuple

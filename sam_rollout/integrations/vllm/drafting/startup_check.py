@@ -1,7 +1,5 @@
 """Checks, when a run starts, that the engine really uses the configured drafter and sampler."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checks that a draft model fits the policy, before weights are loaded."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from typing import Any

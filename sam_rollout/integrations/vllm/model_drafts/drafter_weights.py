@@ -5,8 +5,6 @@ lets a head share the policy's embedding only if the head's copy equals it. At t
 differ, so the head would keep a copy that is never trained.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from sam_rollout.integrations.vllm.engine_settings import has_model

@@ -10,8 +10,6 @@ with the noise that will draw the final token at its position. Verification trea
 one-hot in either case, because the session chooses among several drafts.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

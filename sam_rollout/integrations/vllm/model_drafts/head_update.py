@@ -4,8 +4,6 @@ If the trainer trains a head (`sam.sources.model.train`), it sends the policy fi
 head. It does not send the head's embedding and output matrix, which are the policy's.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 PREFIX = "sam_head."

@@ -4,8 +4,6 @@ The drafts are the text itself. Before sampling, all logits except those of the 
 replaced by minus infinity, so no draft token is rejected.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

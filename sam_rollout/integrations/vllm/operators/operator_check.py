@@ -6,8 +6,6 @@ verifies each text with the text itself as draft. Rounding differs even between 
 compare a difference with the row "decoded alone".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -4,8 +4,6 @@ A row's request is looked up when vLLM reports a changed batch to its logits pro
 position follows from the forward pass's position ids.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any

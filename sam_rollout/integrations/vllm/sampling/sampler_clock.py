@@ -3,8 +3,6 @@
 On an accelerator this is the time to launch kernels, and any wait of a sampler for the device.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

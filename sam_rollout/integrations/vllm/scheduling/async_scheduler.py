@@ -4,8 +4,6 @@ With each step's output the worker sends a `Note`, which says whether the next s
 have drafts. If so, placeholders are reserved for all requests, otherwise for none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

@@ -9,8 +9,6 @@ We replace ``dist.all_reduce`` for vLLM's ``dp_utils.coordinate_batch_across_dp`
 this before their first step, when the proposer is made.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

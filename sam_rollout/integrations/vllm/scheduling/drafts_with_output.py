@@ -5,8 +5,6 @@ output (`WithOutput`), and the scheduler takes them (`SyncScheduler`). After an 
 mark, for example before `sam_bind`, vLLM still sends its message.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler

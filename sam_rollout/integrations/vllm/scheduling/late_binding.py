@@ -12,8 +12,6 @@ none (`async_scheduler.py`). Step n + 1 can run in three ways:
   copy of the step with these drafts and without unused placeholders.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 import time

@@ -8,8 +8,6 @@
   for them are refused.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from sam_rollout.integrations.vllm.wrapping import wrap_once

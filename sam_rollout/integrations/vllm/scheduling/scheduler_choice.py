@@ -5,8 +5,6 @@ an engine's configuration is checked. An engine that schedules synchronously tak
 step's output (`drafts_with_output.py`), if the release of vLLM is one of `KNOWN_RELEASES`.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any, Literal, get_args
 

@@ -4,8 +4,6 @@ The second runner refuses the method `custom_class`, and `init_speculator` knows
 module changes both if ``VLLM_USE_V2_MODEL_RUNNER=1``.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any

@@ -4,8 +4,6 @@ That runner keeps texts, lengths and drafts by slot. docs/architecture.md descri
 differs.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

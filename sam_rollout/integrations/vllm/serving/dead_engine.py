@@ -4,8 +4,6 @@ vLLM refuses calls after an engine's death, but earlier calls wait for an answer
 engine's own log has the cause.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

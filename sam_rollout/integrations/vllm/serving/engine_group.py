@@ -3,8 +3,6 @@
 Under data parallelism every rank counts as an engine, with its own scheduler and batch.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any

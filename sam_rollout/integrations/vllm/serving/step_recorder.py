@@ -4,8 +4,6 @@ The worker process notes the session's half of a record (gate, time, verified to
 halves are joined here. Recording takes 34 us per step in a run of the tiny model.
 """
 
-from __future__ import annotations
-
 import platform
 import time
 from collections.abc import Iterator

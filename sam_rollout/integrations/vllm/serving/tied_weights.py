@@ -5,8 +5,6 @@ name, and raises an error unless the same call has loaded the first. So the chec
 all buckets.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Decides whether an engine can verify draft trees, and prepares its runner for them."""
 
-from __future__ import annotations
-
 import pkgutil
 from typing import Any
 

@@ -10,8 +10,6 @@ Copies cost a page per branch and layer, which is little in a step that reads th
 are copied whole and filled by vLLM's own operator, so this module does not depend on their layout.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, NamedTuple
 

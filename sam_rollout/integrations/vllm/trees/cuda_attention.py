@@ -4,8 +4,6 @@ Between piecewise graphs, attention can be replaced. In full graphs it cannot, s
 graphs draft chains.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ are moved to the indices that they would have in a chain. The drafter's first pa
 keys and values of the drafter's layers to the cache slots of that chain.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The trees of the current step, in the form that each part of the runner needs."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Replaces attention in steps with trees: the part that is the same on all devices."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Replacements for what vllm-ascend's engine needs from an NPU; its own Python code still runs."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import torch

@@ -1,7 +1,5 @@
 """torch_npu's operators that a dense Qwen3 needs in vllm-ascend 0.23, written in torch."""
 
-from __future__ import annotations
-
 import torch
 
 

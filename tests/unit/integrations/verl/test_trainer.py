@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from sam_rollout.integrations.verl.trainer import SamTrainerSeparateAsync

@@ -3,8 +3,6 @@
 Tests with real engines: tests/integration/test_data_parallel.py.
 """
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 from typing import Any
