@@ -1,5 +1,7 @@
 """Attention of draft trees on NVIDIA GPUs: vLLM's FlashAttention attends to the context.
 
+A kernel of our own attends to the trees, adds both results and writes them (`cuda_kernels.py`).
+
 Between piecewise graphs, attention can be replaced. In full graphs it cannot, so engines with full
 graphs draft chains.
 """
@@ -12,7 +14,9 @@ from packaging.version import Version
 from vllm.utils.torch_utils import canonicalize_singleton_dim_strides
 from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl
 
-from sam_rollout.integrations.vllm.trees.split_attention import Pair, SplitStep, SplitTreeAttention
+from sam_rollout.integrations.vllm.trees import cuda_kernels
+from sam_rollout.integrations.vllm.trees.split_attention import SplitStep, SplitTreeAttention
+from sam_rollout.integrations.vllm.trees.step_trees import StepTrees
 
 RELEASE = "0.24"  # the layout of caches differs in other releases
 
@@ -33,17 +37,17 @@ class CudaTreeAttention(SplitTreeAttention):
         return super().why_not(runner)
 
     @classmethod
-    def add_context(
-        cls, impl: Any, step: SplitStep, query: torch.Tensor, cache: Pair, own: Pair
-    ) -> torch.Tensor:
-        from vllm.v1.attention.ops.merge_attn_states import merge_attn_states
+    def compute(
+        cls, impl: Any, step: SplitStep, query: torch.Tensor, key: torch.Tensor,
+        value: torch.Tensor, kv_cache: Any, output: torch.Tensor,
+    ) -> None:  # fmt: skip
         from vllm.vllm_flash_attn import flash_attn_varlen_func
 
-        query = query.flatten(0, 1)
-        found, lse = flash_attn_varlen_func(
-            q=query,
-            k=canonicalize_singleton_dim_strides(cache[0]),
-            v=canonicalize_singleton_dim_strides(cache[1]),
+        keys, values = cls._halves(kv_cache)
+        context = flash_attn_varlen_func(
+            q=query[step.tokens].flatten(0, 1),
+            k=canonicalize_singleton_dim_strides(keys),
+            v=canonicalize_singleton_dim_strides(values),
             max_seqlen_q=step.tokens.shape[1],
             cu_seqlens_q=step.starts,
             max_seqlen_k=max(step.lengths),
@@ -54,8 +58,11 @@ class CudaTreeAttention(SplitTreeAttention):
             return_softmax_lse=True,
             fa_version=impl.vllm_flash_attn_version,
             num_splits=1 if impl.batch_invariant_enabled else 0,
-        )  # found [R * T, heads, head size], lse [heads, R * T]
-        merged, own_found = torch.empty_like(query), own[0].flatten(0, 1).to(query.dtype)
-        own_lse = own[1].flatten(0, 1).T.contiguous()
-        merge_attn_states(merged, found, lse, own_found.contiguous(), own_lse)
-        return merged
+        )
+        cuda_kernels.add_trees(step, query, key, value, impl.scale, context, output)
+
+    def accept(self, trees: StepTrees, path: torch.Tensor, token_ids: torch.Tensor) -> None:
+        caches = [half for cache in self._caches.values() for half in self._halves(cache)]
+        slots = self._runner.input_batch.block_table[0].slot_mapping.gpu
+        first = torch.from_numpy(trees.first).to(path.device, non_blocking=True)
+        cuda_kernels.move_accepted(caches, slots, first, path, token_ids)

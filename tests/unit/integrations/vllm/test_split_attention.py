@@ -3,6 +3,9 @@
 vLLM's operators for GPUs are stand-ins here, written by their documentation.
 """
 
+import math
+import os
+import subprocess
 import sys
 from itertools import pairwise
 from types import SimpleNamespace
@@ -11,9 +14,11 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+import triton
 
+from sam_rollout.integrations.vllm.trees import cuda_kernels
 from sam_rollout.integrations.vllm.trees.cuda_attention import CudaTreeAttention
-from sam_rollout.integrations.vllm.trees.split_attention import ROUNDING, SplitStep
+from sam_rollout.integrations.vllm.trees.split_attention import ROUNDING, SplitStep, attend
 from sam_rollout.integrations.vllm.trees.step_trees import trees_of
 
 BRANCHES, CHAIN, BUSH = [-1, 0, 0, 2, 1], [-1, 0, 1, 2, 3], [-1, -1, -1, 0, 1]
@@ -72,24 +77,29 @@ def flash_attention(
     return found, lse
 
 
-def merge(output, prefix, prefix_lse, suffix, suffix_lse):
-    """Merge results of one type [tokens, heads, size] by their log-sum-exps [heads, tokens]."""
-    assert prefix.dtype == suffix.dtype == output.dtype
-    assert all(t.is_contiguous() for t in (prefix, prefix_lse, suffix, suffix_lse))
-    weights = torch.stack([prefix_lse, suffix_lse]).softmax(0).transpose(1, 2).unsqueeze(3)
-    output.copy_((weights * torch.stack([prefix, suffix])).sum(0))
+def add_plainly(step, query, key, value, scale, context, output):
+    """Do what the kernel for GPUs does, with plain operations."""
+    own, lse = attend(query[step.tokens], key[step.tokens], value[step.tokens], step.own, scale)
+    found, context_lse = context[0].view_as(own), context[1].T.view_as(lse)
+    weights = torch.stack([context_lse, lse]).softmax(0).unsqueeze(4)
+    merged = (weights * torch.stack([found, own])).sum(0)
+    for row, tokens in enumerate(step.tokens):
+        for node, token in enumerate(tokens):
+            if node == 0 or token != tokens[0]:
+                output[token] = merged[row, node]
 
 
 FAULTS = {
-    "no": (flash_attention, merge),
-    "results in another order": (
-        flash_attention, lambda o, a, a_lse, b, b_lse: merge(o, a, b_lse, b, a_lse)),
+    "no": (flash_attention, add_plainly),
+    "a tree's attention alone": (
+        lambda **others: (lambda found, lse: (found, lse - 100))(*flash_attention(**others)),
+        add_plainly),
     "a short context": (
         lambda seqused_k, max_seqlen_k, **others: flash_attention(
-            seqused_k=seqused_k.clamp(max=512), max_seqlen_k=512, **others), merge),
+            seqused_k=seqused_k.clamp(max=512), max_seqlen_k=512, **others), add_plainly),
     "nothing that is a number": (
-        flash_attention, lambda output, *_: output.fill_(float("nan"))),
-    "an error": (None, merge),
+        flash_attention, lambda *_: _[-1].fill_(float("nan"))),
+    "an error": (None, add_plainly),
 }  # fmt: skip
 
 
@@ -113,13 +123,10 @@ def runner_of(dtype, k, heads, kv_heads, size, graphs=False, **impl):
 @pytest.fixture
 def with_fault(monkeypatch):
     def set_up(name):
-        attention, merging = FAULTS[name]
-        modules = {
-            "vllm.vllm_flash_attn": SimpleNamespace(flash_attn_varlen_func=attention),
-            "vllm.v1.attention.ops.merge_attn_states": SimpleNamespace(merge_attn_states=merging),
-        }
-        for module, stand_in in modules.items():
-            monkeypatch.setitem(sys.modules, module, stand_in)
+        attention, adding = FAULTS[name]
+        stand_in = SimpleNamespace(flash_attn_varlen_func=attention)
+        monkeypatch.setitem(sys.modules, "vllm.vllm_flash_attn", stand_in)
+        monkeypatch.setattr(cuda_kernels, "add_trees", adding)
         monkeypatch.setattr("vllm.__version__", "0.24.1")
 
     return set_up
@@ -166,14 +173,10 @@ def test_layers_compute_trees_in_two_parts_and_other_rows_as_before(with_fault):
     trees, _ = step_of([BRANCHES, CHAIN], [5, 2])
     context = runner_of(torch.float32, 5, 4, 2, 8).compilation_config.static_forward_context
     layer = Layer(context["0"].impl)
-    slots = SimpleNamespace(gpu=torch.arange(9) + 10)
     runner = SimpleNamespace(
         get_model=lambda: layer,
         query_start_loc=SimpleNamespace(np=np.array([0, 6, 9], np.int32)),
-        input_batch=SimpleNamespace(
-            num_computed_tokens_cpu=np.array([10, 11]),
-            block_table=[SimpleNamespace(slot_mapping=slots)],
-        ),
+        input_batch=SimpleNamespace(num_computed_tokens_cpu=np.array([10, 11])),
     )
     keeper = SimpleNamespace(step=None)
     with mock.patch.object(CudaTreeAttention, "implementation", SimpleNamespace):
@@ -189,11 +192,72 @@ def test_layers_compute_trees_in_two_parts_and_other_rows_as_before(with_fault):
     keeper.step = trees
     shown = output()
     assert shown[:6].any(dim=1).all() and not shown[6:].any(), "the second request has a chain"
-    # The first and third draft tokens are accepted, so the third one's keys and values move to the
-    # position after the first.
-    expected, path = cache.clone(), torch.tensor([[0, 1, 3, 0, 0, 0], [0] * 6])
-    attention.accept(trees, path, torch.tensor([[7, 8, 9, -1, -1, -1], [7, *[-1] * 5]]))
-    expected[0, :, 12] = expected[0, :, 13]
-    assert torch.equal(cache, expected)
     attention.detach()
     assert not output().any()
+
+
+def test_the_kernels_compute_the_same_in_tritons_interpreter():
+    subprocess.run(
+        [sys.executable, "-c", f"import {__name__} as test; test.try_the_kernels()"],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        check=True,
+    )
+
+
+def try_the_kernels():
+    for shape in [(4, 4, 16), (8, 2, 16), (6, 1, 24)]:
+        for dtype in ROUNDING:
+            assert_adds_trees(dtype, *shape)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert_moves_accepted(torch.randn(2, 7, 2, 4, 3, 8).to(dtype).unbind(2))
+        assert_moves_accepted(torch.randn(2, 7, 2, 3, 4, 8).to(dtype).transpose(3, 4).unbind(2))
+
+
+def assert_adds_trees(dtype, heads, kv_heads, size):
+    """Also with a tree that is filled up, tokens without trees, and an empty context."""
+    _, step = step_of([BRANCHES, CHAIN, BUSH], [5, 5, 2])
+    together = torch.randn(15, heads + 2 * kv_heads, size).to(dtype)
+    query, key, value = together.split([heads, kv_heads, kv_heads], dim=1)
+    found, lse = torch.randn(12, heads, size).to(dtype), torch.randn(heads, 12)
+    found[:6], lse[:, :6] = 0, -math.inf
+    expected = torch.full_like(query, 7)
+    add_plainly(step, query, key, value, 0.3, (found, lse), expected)
+    assert expected[6:12].eq(7).all() and not expected[:6].eq(7).any()
+    for empty in (-math.inf, math.inf):
+        output = torch.full_like(query, 7)
+        lse[:, :6] = empty
+        cuda_kernels.add_trees(step, query, key, value, 0.3, (found, lse), output)
+        torch.testing.assert_close(output, expected, rtol=ROUNDING[dtype], atol=ROUNDING[dtype])
+
+
+def assert_moves_accepted(halves):
+    """Move in every layer; a request has no move, and a later move reads what is near a target."""
+    caches = [cache for half in halves for cache in half]
+    before = [cache.clone() for cache in caches]
+    path = torch.tensor([[0, 2, 4, 5], [0, 1, 2, 0], [0, 2, 3, 0]])
+    token_ids = torch.tensor([[5, 6, 7, -1], [1, 2, 3, -1], [1, 2, 3, -1]], dtype=torch.int32)
+    slots = torch.tensor([3, 4, 5, 6, 7, 8, 17, 18, 19, 22, 23, 20, 9])
+    first = torch.tensor([0, 6, 9], dtype=torch.int32)
+    cuda_kernels.move_accepted(caches, slots, first, path, token_ids)
+    for cache, expected in zip(caches, before, strict=True):
+        for source, target in [(5, 4), (7, 5), (20, 23), (9, 20)]:
+            expected[target // 4, target % 4] = expected[source // 4, source % 4]
+        assert torch.equal(cache, expected)
+
+
+def test_the_kernels_for_gpus_compile_without_one():
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    pointers = dict.fromkeys(("query", "key", "value", "found", "output"), "*bf16")
+    pointers |= {"tokens": "*i64", "own": "*i1", "lse": "*fp32", "scale": "fp32"}
+    blocks = {"NODES": 16, "SIZE": 128}
+    moving = dict.fromkeys(("bases", "slots", "path"), "*i64")
+    moving |= {"first": "*i32", "token_ids": "*i32"}
+    for kernel, types, constants in [
+        (cuda_kernels._add_tree, pointers, blocks),
+        (cuda_kernels._move, moving, {"WIDTH": 1024, "TYPE": triton.language.int16}),
+    ]:
+        types = {name: types.get(name, "i32") for name in kernel.arg_names}
+        source = ASTSource(kernel, types | dict.fromkeys(constants, "constexpr"), constants)
+        assert "cubin" in compile(source, target=GPUTarget("cuda", 90, 32)).asm
