@@ -1,4 +1,4 @@
-"""Attention of draft trees on NVIDIA GPUs: vLLM's FlashAttention attends to the context.
+"""Computes attention of draft trees on NVIDIA GPUs; FlashAttention attends to the context.
 
 Between piecewise graphs, attention can be replaced. In full graphs it cannot, so engines with full
 graphs draft chains.
