@@ -1,1 +1,1 @@
-"""All rollout code that imports vLLM, verl or vllm-ascend, and so depends on their versions."""
+"""Holds all rollout code that imports vLLM, verl or vllm-ascend and depends on their versions."""

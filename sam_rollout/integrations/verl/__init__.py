@@ -1,1 +1,1 @@
-"""The rollout backend ``sam_vllm`` of verl: server, trainers, dynamic sampling, CPU platform."""
+"""Adds the rollout backend ``sam_vllm`` to verl: server, trainers, sampling, CPU platform."""

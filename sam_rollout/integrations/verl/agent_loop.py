@@ -132,7 +132,7 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         except KeyError as error:
             if cause_of(error).args == ("score",):
                 raise UnjudgedError(
-                    "the reward gave a dict without 'score': must be in it"
+                    "the reward gave a dict without 'score', which is needed"
                 ) from error
             raise
         final = outputs[-1]
@@ -166,7 +166,7 @@ class SamAgentLoopManager(AgentLoopManagerTQ):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(_SamAgentLoopWorker)
-        # Split -> its present step, and the number of responses asked for to each prompt.
+        # Split -> its present step, and by prompt the number of requested responses.
         self._asked: dict[str, tuple[int, Counter[str]]] = {}
 
     def generate_sequences(self, prompts: TensorDict) -> None:

@@ -1,4 +1,4 @@
-"""The possible results of a check of a run's configuration: a fact, a note, or an error."""
+"""Defines the results that checks of a configuration may have: a fact, a note, or an error."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

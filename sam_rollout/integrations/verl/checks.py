@@ -56,7 +56,7 @@ class RunCheck:
 
 
 def settled(config: DictConfig) -> RunConfig:
-    """Read our settings, compare them with verl's, and decide the settings that users left open.
+    """Read our settings, check them against verl's settings, and decide what users left open.
 
     Raises:
         ConfigError: A setting is wrong.
@@ -87,7 +87,7 @@ def _notes(config: DictConfig, run: RunConfig) -> Iterator[str]:
     drafting = run.sam.gate.most_drafting(rollout.max_num_seqs) if run.sam.enabled else 0
     if drafting * (k + 1) > rollout.max_num_batched_tokens:
         yield (
-            f"{drafting} requests may draft at once, each with {k} draft tokens and one more; "
+            f"{drafting} requests may draft at once, each with {k} draft tokens and another token; "
             f"beyond max_num_batched_tokens = {rollout.max_num_batched_tokens} the engine cuts "
             "drafts short"
         )
@@ -145,12 +145,12 @@ def batch_invariance_rules(config: DictConfig, run: RunConfig) -> Iterator[Rule]
     field, wanted = f"{run.sampler.PATH}.batch_invariant", run.sampler.batch_invariant
     given = run_variables(config).get(BATCH_INVARIANT_ENV)
     agrees = given is None or (given != "0") == wanted
-    allowed = f"must agree with {BATCH_INVARIANT_ENV}={given}: unset that, the setting is recorded"
+    allowed = f"must agree with {BATCH_INVARIANT_ENV}={given}: unset it; only settings are recorded"
     yield field, wanted, agrees, allowed
     if not wanted:
         return
     device, dtype = config.trainer.device, config.actor_rollout_ref.rollout.dtype
-    kernels = f"must be false on trainer.device={device}: vLLM has such kernels for accelerators"
+    kernels = f"must be false on trainer.device={device}: these kernels need an accelerator"
     yield field, wanted, device in ("cuda", "npu"), kernels
     one_of = "must be one of {} with rollout_sampler.batch_invariant=true"
     yield f"{ROLLOUT}.dtype", dtype, dtype in DTYPES, one_of.format(", ".join(DTYPES))

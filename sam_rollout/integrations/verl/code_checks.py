@@ -23,7 +23,7 @@ LIMIT_S = 60
 REWARD = "reward.custom_reward_function"
 FILTER_METRIC = "algorithm.filter_groups.metric"
 AGENT = "actor_rollout_ref.rollout.agent"
-# Pairs of settings: the first names a file or module, the second (if any) an object in that module.
+# Pairs of settings. The first names a file or module; the second, if any, names an object in it.
 _OTHER_CODE = (
     ("data.custom_cls.path", "data.custom_cls.name"),
     ("data.sampler.class_path", "data.sampler.class_name"),
@@ -37,13 +37,13 @@ _OTHER_FILES = (
 )
 _OWN_MANAGERS = {"dapo", "gdpo", "naive", "rate_limited", "remote"}  # verl 0.9.1 registers them
 _OWN_LOOPS = {"single_turn_agent", "tool_agent"}
-# verl's name of the metric that every response has: the score of its reward.
+# verl gives every response a metric of this name: the score of its reward.
 _CANONICAL_REWARD = "reward"
 
 # A program that loads one object as verl does (verl.utils.import_utils.load_extern_object). It
 # prints a JSON object. `wrong` is an error about the object's name, or "". `figures` are the names
 # of the numbers that a reward returns. `file` is the module's file. The program ends with the
-# status `_LOADED`, because a module may end it with the status 0 while it is imported.
+# status `_LOADED`, because a module may end the program with the status 0 during its import.
 _LOADED = 64
 _LOAD = """
 import importlib, importlib.util, json, os, sys
@@ -60,12 +60,12 @@ if name is not None and not callable(getattr(module, name, None)):
     wrong = f"is no function or class of it; it has {', '.join(names) or 'none'}"
 figures, file = list(getattr(module, "FIGURES", ())), getattr(module, "__file__", None)
 print(json.dumps({"wrong": wrong, "figures": figures, "file": file}), flush=True)
-os._exit(64)  # what the module does at exit would come behind that line
+os._exit(64)  # without exit handlers, which may print after that line
 """
 
 
 def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
-    """Load the reward function and its manager; check that it returns the filter's metric."""
+    """Load the reward function and its manager; check that the filter's metric is returned."""
     manager = config.reward.reward_manager
     place, allowed = "reward.reward_manager", f"must be one of {', '.join(sorted(_OWN_MANAGERS))}"
     allowed += f", or set {place}.source=importlib and module.path"

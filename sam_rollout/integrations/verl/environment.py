@@ -1,4 +1,4 @@
-"""The environment variables of a run's processes, on every node."""
+"""Sets the environment variables of a run's processes, on every node."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Records of failed responses: agent-loop workers note them, and the trainer collects them.
+"""Records failed responses: agent-loop workers note them, and the trainer collects them.
 
 Each kind of error is stored and logged once, with a count. The run ends with its first error if too
 many responses fail.
@@ -18,7 +18,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 logger = logging.getLogger(__name__)
 
 LEAST_GROUPS = 8
-# Kinds of errors that a worker stores between two calls of `take`; others count as the last kind.
+# A worker stores this many kinds of errors between calls of `take`; others count as the last kind.
 MOST_KINDS = 20
 MOST_CHARACTERS = 500
 LOOK_S = 1.0  # Time between two requests for the workers' failures.
@@ -87,7 +87,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 class FailureBook:
-    """The failures of one process since the last call of `take`, by kind."""
+    """Collects the failures of one process, by kind, until the next call of `take`."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str], Failure] = {}

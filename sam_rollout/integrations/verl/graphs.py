@@ -1,4 +1,4 @@
-"""The captured graphs (CUDA or ACL graphs) that a rollout decodes with.
+"""Chooses the sizes of the captured graphs (CUDA or ACL) that a rollout decodes with.
 
 Sizes of graphs (``cudagraph_capture_sizes``) count tokens. An engine with k draft tokens per
 request decodes 1 + k tokens per request. With drafts, graphs are therefore captured for each given

@@ -1,7 +1,7 @@
 """Trains the draft head inside verl's training processes, before verl updates the policy.
 
-The hidden states come from verl's pass over old log-probabilities. The next weight sync sends the
-policy and then the head to the engines. Checkpoints of the policy include the head.
+Hidden states are captured in verl's forward pass for the old log-probabilities. The next weight
+sync sends the policy and then the head to the engines. The policy's checkpoints include the head.
 """
 
 import random
@@ -34,7 +34,7 @@ STATE_FILE = "training.pt"
 
 
 class HeadTraining:
-    """The head's training in one of verl's training processes."""
+    """Trains the head in one of verl's training processes."""
 
     def __init__(self, worker: ActorRolloutRefWorker) -> None:
         extra = worker.config.rollout.engine_kwargs.vllm.additional_config[ADDITIONAL_CONFIG_KEY]
@@ -104,7 +104,7 @@ class HeadTraining:
         elif found:
             raise FileNotFoundError(f"{file}: {found:.0f} of {self._peers.size} processes have it")
         elif self._peers.rank == 0:
-            print(f"No draft head in {folder}: it is trained from the run's first one.", flush=True)
+            print(f"No draft head in {folder}: training goes on from the first head.", flush=True)
 
 
 class HeadTrainingWorker(ActorRolloutRefWorker):

@@ -1,7 +1,7 @@
 """Continues responses that verl's asynchronous trainers interrupt at a weight update.
 
 verl aborts all running requests. Later it sends a new request for each. The new prompt is the old
-prompt and the tokens sampled until then. vLLM treats this as a new response, so rules that depend
+prompt and the tokens sampled so far. vLLM treats this as a new response, so rules that depend
 on the response's tokens would ignore the earlier ones:
 
 * `continued` reduces ``min_tokens`` by the number of earlier tokens.

@@ -16,13 +16,13 @@ from sam_rollout.integrations.verl.model_drafter import write_first_head
 from sam_rollout.integrations.verl.translation import translate
 from sam_rollout.integrations.verl.weight_buckets import fit_bucket
 
-# Arguments that start a Ray cluster. Ray refuses them if the program joins a running cluster.
+# Arguments for starting a Ray cluster. Ray refuses them if the program joins a running cluster.
 CLUSTER_ARGUMENTS = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
 HEAD_RESOURCE = "node:__internal_head__"
 
 
 class VerlRefusal(ConfigError):
-    """verl's own checks refuse the configuration; the message is verl's."""
+    """verl's own checks refuse the configuration; the message comes from verl."""
 
     def __str__(self) -> str:
         return f"verl refuses it: {self.allowed}"

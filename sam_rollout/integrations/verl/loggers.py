@@ -152,7 +152,7 @@ class OnceWarning:
 
 
 class GuardedWandb:
-    """verl's wandb logger; its errors do not reach the training loop."""
+    """Wraps verl's wandb logger, and keeps its errors from the training loop."""
 
     def __init__(self, wandb: Any) -> None:
         self._wandb = wandb
@@ -172,7 +172,7 @@ class GuardedWandb:
 
 
 class GuardedTable:
-    """One of verl's loggers of tables or texts; its errors do not reach the training loop."""
+    """Wraps a logger of verl for tables or texts, and keeps its errors from the training loop."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -211,7 +211,7 @@ class CurveLogger:
             self._guard(warm_up)  # no training step should wait for the drawing library's import
 
     def log(self, engine_steps: list[pa.Table], title: str, step: int) -> None:
-        """Draw and log a step's running requests if it is due; an error only causes a warning."""
+        """Draw and log a step's curve if the step is due; an error only causes a warning."""
         if engine_steps and self._every and step % self._every == 0:
             self._guard(lambda: self._log(engine_steps, title, step))
 

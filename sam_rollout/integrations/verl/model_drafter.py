@@ -55,8 +55,8 @@ def check_head_training(config: DictConfig, sam: SamConfig, shape: ModelShape) -
     for reason, holds in (
         (f"actor_rollout_ref.actor.strategy = fsdp2 or megatron, not {strategy}",
          strategy in ("fsdp2", "megatron")),
-        ("algorithm.rollout_correction.bypass_mode = false: the pass over old log-probabilities "
-         "yields its hidden states", not correction.get("bypass_mode")),
+        ("algorithm.rollout_correction.bypass_mode = false: hidden states are captured in verl's "
+         "forward pass for the old log-probabilities", not correction.get("bypass_mode")),
         ("a policy without LoRA", not lora),
         (f"actor_rollout_ref.rollout.checkpoint_engine.backend = naive, not {backend}",
          backend == "naive"),
@@ -103,7 +103,7 @@ def _rules_of_matrices(config: DictConfig, shape: ModelShape) -> Iterator[tuple[
 
 
 def with_first_head(config: DictConfig, sam: SamConfig) -> SamConfig:
-    """Return the settings for engines and trainer; they name the folder of a new head.
+    """Return the settings for engines and trainer; if a new head is written, they name its folder.
 
     A run that trains a head, but names none, begins with a new head with random weights.
     """

@@ -1,4 +1,4 @@
-"""A CPU platform for verl, registered with verl's registry of platforms.
+"""Adds a CPU platform to verl's registry of platforms.
 
 Ray's logical ``GPU`` resource stands for one training process: ``ray.init(num_gpus=N)``.
 """
@@ -52,7 +52,7 @@ class _CpuDevice(types.ModuleType):
 
 @PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformBase):
-    """The CPU as a device of verl."""
+    """Lets verl use the CPU as a device."""
 
     device_name = "cpu"
     vendor_name = "cpu"

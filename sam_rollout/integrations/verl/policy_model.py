@@ -67,8 +67,8 @@ def read_config(config: DictConfig) -> dict[str, Any] | None:
 def policy_shape(config: DictConfig) -> tuple[ModelShape, str]:
     """Return the policy's sizes, and the name of their source.
 
-    The source is the model's config.json, or the group `model_shape` if that file is missing or its
-    names are unknown.
+    The source is the model's config.json, or the group `model_shape` if that file is missing or
+    lacks the known keys.
     """
     own = read_config(config)
     shape = ModelShape.of_model(own) if own else None

@@ -1,6 +1,6 @@
-"""The part of an FSDP2 policy that one of verl's training processes holds.
+"""Reads the part of an FSDP2 policy that one of verl's training processes holds.
 
-`policy_part_megatron.py` has Megatron's counterpart. `state_capture.py` uses both.
+`policy_part_megatron.py` does this for Megatron. `state_capture.py` uses both modules.
 """
 
 import itertools
@@ -67,7 +67,7 @@ class PolicyPart(Protocol):
         """
 
     def matrices(self, peers: Peers) -> Policy:
-        """Gather embedding and output matrix as float32; all `peers` succeed, or all fail."""
+        """Gather the embedding and output matrices in float32; all `peers` succeed, or all fail."""
 
 
 class FsdpPart:
@@ -133,7 +133,7 @@ def this_device() -> torch.device:
 
 
 def find_room(shape: Sequence[int], tied: bool) -> list[Tensor]:
-    """Allocate the memory for gathering: every matrix, and a copy of one in another dtype.
+    """Allocate the memory for gathering: every matrix, and a copy of one matrix in another dtype.
 
     All processes call this first. A process that failed later would make the others wait.
     """

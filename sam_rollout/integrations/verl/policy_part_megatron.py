@@ -1,4 +1,4 @@
-"""The part of a Megatron policy that one of verl's training processes holds.
+"""Reads the part of a Megatron policy that one of verl's training processes holds.
 
 With virtual pipeline stages, a process holds several chunks of layers. Tensor parallelism divides
 the rows of the embedding matrix (first stage) and of the output matrix (last stage). Megatron comes

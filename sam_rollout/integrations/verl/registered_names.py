@@ -1,4 +1,4 @@
-"""The names under which verl finds our classes; this module does not import verl."""
+"""Lists the names under which verl finds our classes, without importing verl."""
 
 ROLLOUT_NAME = "sam_vllm"
 TRAINER_NAME, COLOCATE_NAME, SEPARATE_NAME = "sam_sync", "sam_colocate_async", "sam_separate_async"
@@ -24,6 +24,6 @@ AGENT_LOOP_MANAGER = "sam_rollout.integrations.verl.agent_loop.SamAgentLoopManag
 # Extra field of a response: pairs (training step, number of tokens sampled with its weights).
 TOKENS_BY_WEIGHTS = "sam_tokens_by_weights"
 SAMPLER_MODULE = "pkg://sam_rollout.integrations.verl.sampler"
-# Folders beside the checkpoints: the trained head, and the first head with random weights. In a
-# checkpoint, the folder of its head has the first of these names, too.
+# Folders beside the checkpoints: the trained head, and the first head with random weights. A
+# checkpoint keeps its own head in a folder with the first of these names, too.
 HEAD_FOLDER, FIRST_HEAD_FOLDER = "draft_head", "draft_head_first"

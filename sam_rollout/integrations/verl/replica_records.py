@@ -50,7 +50,7 @@ class FinishedRequest:
     sampling: dict[str, Any] | None = None
 
     def _shared_columns(self, place: Place) -> dict[str, Any]:
-        """Return the columns that both tables have; the request's split replaces `place.split`."""
+        """Return columns of requests and traces; the request's split replaces `place.split`."""
         who = self.identity
         return {
             **place._asdict(),
@@ -88,8 +88,8 @@ def join_records(
 ) -> ReplicaRecords:
     """Join the records of an engine's workers, its recorder and the server.
 
-    `workers` are the workers' answers to `sam_drain`, or None without a draft session. They were
-    asked at `asked_s` by this process's monotonic clock. With `traced`, token ids are kept.
+    `workers` has each worker's answer to `sam_drain`, which is None without a draft session. They
+    were asked at `asked_s` by this process's monotonic clock. `traced` keeps token ids.
     """
     session = next((part for part in workers if part), None)
     steps = on_this_clock(session, asked_s) if session else None

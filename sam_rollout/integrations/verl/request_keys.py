@@ -3,12 +3,12 @@
 Random numbers are keyed by name and position in the text. Requests of a response may share a name
 only if each continues the text of the previous one.
 
-An agent loop with one request at a time keeps one name. A request with a shorter prompt begins
-another name, because it would draw again at positions already used.
+An agent loop with one request at a time keeps one name. A request with a shorter prompt gets
+another name, because it would otherwise draw again at positions already used.
 
 If an agent loop has several requests at once, their prompts determine the names. A prompt that
 extends the text of an ended request continues that request's name, unless another request has
-continued it already. Every other prompt begins a new name: its hash, and the number of equal
+continued it already. Every other prompt gets a new name: its hash, and the number of equal
 prompts before it.
 """
 
@@ -29,7 +29,7 @@ class _Chain:
 
 
 class RequestKeys:
-    """The names of one response's requests; the first request's name is empty.
+    """Names the requests of one response; the first name is empty.
 
     Call `begin` for each request, then `end`, or `abandon` if the request fails.
     """

@@ -50,7 +50,7 @@ NOT_TRAINING = (
 )
 MOST_NAMED = 12
 RESUME_MODES = ("auto", "disable", "resume_path")
-TRACKER = "latest_checkpointed_iteration.txt"  # the file that verl writes last and reads first
+TRACKER = "latest_checkpointed_iteration.txt"  # verl writes this file last, and reads it first
 _ON_PURPOSE = (
     "move the checkpoints away to begin at the first step (trainer.resume_mode=resume_path and "
     "trainer.resume_from_path go on from them on purpose)"

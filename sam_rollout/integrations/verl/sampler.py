@@ -6,8 +6,8 @@ published DAPO setups use rounds: they sample ``gen_batch_size`` prompts, wait f
 without signal, and keep the first ``train_batch_size`` groups in dataset order. Another round
 follows if too few groups are left.
 
-The metrics include the accuracy before filtering, because the filter also drops groups of right
-answers only.
+The metrics include the accuracy before filtering, because the filter also drops groups whose
+answers are all right.
 """
 
 import itertools
@@ -204,7 +204,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
 
 
 class RefillReplayBuffer(_ObservedReplayBuffer):
-    """verl's own refill, which replaces single prompts, with our metrics and checks."""
+    """Refills as verl does, one prompt at a time, and adds our metrics and checks."""
 
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int
@@ -224,7 +224,7 @@ class RefillReplayBuffer(_ObservedReplayBuffer):
 
 
 class AsyncRefillReplayBuffer(RefillReplayBuffer, ReplayBufferAsync):
-    """verl's refill with its asynchronous buffer, which keeps groups for later steps.
+    """Refills as verl does, with verl's asynchronous buffer, which keeps groups for later steps.
 
     A trainer may sample several batches in a step. Our metrics count the whole step, so only its
     last batch has them.
@@ -269,7 +269,7 @@ class AsyncRefillReplayBuffer(RefillReplayBuffer, ReplayBufferAsync):
 
 
 class RoundsReplayBuffer(_ObservedReplayBuffer):
-    """Dynamic sampling by rounds of ``gen_batch_size`` prompts; a seed makes rounds repeatable."""
+    """Samples in rounds of ``gen_batch_size`` prompts; the same seed gives the same rounds."""
 
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int

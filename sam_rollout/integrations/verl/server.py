@@ -1,4 +1,4 @@
-"""verl's vLLM server, which also checks the drafter, records steps and shares texts."""
+"""Extends verl's vLLM server to check the drafter, record steps and share texts."""
 
 import argparse
 import asyncio
@@ -86,7 +86,7 @@ class SamHttpServer(vLLMHttpServer):
             os.environ["OMP_NUM_THREADS"] = threads
         answer_or_die()  # needed if our entry points are not installed
         with tempfile.NamedTemporaryFile(prefix="sam-engine-", suffix=".txt") as file:
-            os.environ[CAUSE_ENV] = file.name  # the file is gone, but a dying engine creates it
+            os.environ[CAUSE_ENV] = file.name  # a dying engine creates this file again
         try:
             await super().launch_server(*args, **kwargs)
         except Exception as error:

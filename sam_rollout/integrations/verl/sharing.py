@@ -4,8 +4,8 @@ Several times per second each server asks its engines for newly sampled pieces o
 them to the servers that run siblings. Servers are Ray actors and call each other directly. Each
 announces which prompts it runs.
 
-If replicas have different folders of texts, each ended response is sent to one replica per other
-folder, the replica with the lowest number. `find_name` identifies the folder.
+If replicas keep texts in different folders, each ended response is sent once to every other folder:
+to the replica with the lowest number that uses it. `find_name` identifies a folder.
 
 No request waits for sharing. Pieces are lost if a server dies, a queue is full or a call fails.
 Lost pieces are counted, and only reduce acceptance.
@@ -38,7 +38,7 @@ INTERVAL_S = 0.05
 # Limits of messages and pieces per second. Above them, turns come less often.
 MESSAGES_PER_S = 64
 PIECES_PER_S = 1000
-# Limits for the pieces that wait for one server or engine, and for a message.
+# Limits in bytes: of all pieces that wait for one server or engine, and of one message.
 MOST_WAITING_BYTES = 16 << 20
 MESSAGE_BYTES = 2 << 20
 # Memory of a piece's tuple in bytes, in addition to the tokens.
@@ -50,7 +50,7 @@ Exchange = Callable[[Sequence[list[tuple]]], Awaitable[list[list[tuple]]]]
 
 
 class _PieceQueue:
-    """The text pieces that wait for one receiver: another server, or an engine.
+    """Queues text pieces for one receiver: another server, or an engine.
 
     The oldest pieces are dropped if all together take more than `MOST_WAITING_BYTES`.
     """
@@ -175,7 +175,7 @@ class TextSharing:
         prompt_ids: Sequence[int],
         response_ids: Sequence[int],
     ) -> None:
-        """Send an ended response to one server for each folder of texts but this server's own."""
+        """Send an ended response to one server of every folder of texts except this server's."""
         keepers = {peer.folder: peer for _, peer in sorted(self._peers.items(), reverse=True)}
         others = [peer for folder, peer in keepers.items() if folder not in ("", self._folder)]
         if not self._folder or not others or not is_of_training(identity) or not response_ids:
@@ -229,7 +229,7 @@ class TextSharing:
                 peer.sending = asyncio.create_task(self._send(peer, runs))
 
     async def _ask_engines(self) -> int:
-        """Exchange pieces with the engines, queue new ones for servers; return how many moved."""
+        """Exchange pieces with engines; queue new pieces for servers; return how many moved."""
         is_wanted = self._running and (
             len(self._arrived) > 1
             or any(not peer.runs.isdisjoint(self._running) for peer in self._peers.values())
@@ -255,12 +255,13 @@ class TextSharing:
         return moved
 
     def _hand_in(self, pieces: Iterable[tuple], sampled_by: int | None = None) -> None:
-        """Queue pieces for engines that run their groups, except for the engine `sampled_by`."""
+        """Queue each piece for engines that run its group, except for the engine `sampled_by`."""
         for engine, waiting in enumerate(self._arrived):
             if engine == sampled_by:
                 continue
             runs = self._running if len(self._arrived) == 1 else self._runs[engine]
-            # The first engine stores whole responses from other folders.
+            # Whole responses come from servers with other folders. Only this server's first engine
+            # gets them, and stores them in this server's folder.
             wanted = [
                 one for one in pieces if (engine == 0 if one[IS_WHOLE] else _group_of(one) in runs)
             ]
@@ -318,7 +319,7 @@ def find_name(sam: SamConfig) -> str:
         return name_of(folder)
     except OSError as error:
         logger.warning(
-            "The folder %s does not share ended responses with those of other nodes: %s",
+            "The folder %s does not share ended responses with other nodes: %s",
             folder,
             error,
         )

@@ -23,7 +23,7 @@ from sam_rollout.sizing.drafting import RolloutRound
 from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN, MOST_SHARED_TOKENS
 from sam_rollout.sources.support.text_store import BYTES_PER_TOKEN
 
-# The source `run` is used only if one round's texts take at most 1 / ROUND_SHARE of its limit.
+# The source `run` is used only if one round's texts take at most 1 / ROUND_SHARE of the limit.
 ROUND_SHARE = 4
 # Largest size of the folder of responses if only a resumed run reads it.
 BYTES_TO_RESUME = 4 * MOST_SHARED_TOKENS

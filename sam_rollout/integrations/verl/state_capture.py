@@ -1,8 +1,8 @@
-"""Captures hidden states of parts of responses during verl's pass over log-probabilities.
+"""Captures hidden states of parts of responses while verl computes old log-probabilities.
 
 A window is a sequence of consecutive tokens of one prompt and its response. Hooks keep the outputs
-of the layers that a head reads. After the pass, processes that share texts sum their parts of each
-window's states.
+of the layers that a head reads. After the forward passes, processes that share texts sum their
+parts of each window's states.
 """
 
 import contextlib
@@ -41,13 +41,13 @@ class _States:
 
 
 class StateCapture:
-    """The capture of hidden states in one training process.
+    """Captures hidden states in one training process.
 
     Args:
         part: This process's part of the policy.
         layers: The numbers of layers after which states are taken; 0 means the embeddings.
         window: Largest number of tokens in a window.
-        windows: Largest number of windows that each process keeps in a pass.
+        windows: Largest number of windows that each process keeps in one use of `running`.
         rng: Draws the beginning of a window. Processes that share texts need equal generators.
 
     Attributes:
@@ -106,7 +106,7 @@ class StateCapture:
         return keep
 
     def _step(self, chunk: int, micro_batch: Any, run: Callable[[], Any]) -> Any:
-        """Run a micro-batch through a chunk of layers; its number is the same in all chunks."""
+        """Run a micro-batch through a chunk of layers; all chunks number micro-batches alike."""
         number = self._steps[chunk] = self._steps.get(chunk, -1) + 1
         if number == len(self._windows):
             self._windows.append([])
@@ -190,7 +190,7 @@ class StateCapture:
             if room is not None:
                 summed = room[: len(whole)].copy_(whole)
                 for peers in self._part.sharers:
-                    peers.sum(summed)  # other processes' states are zero here
+                    peers.sum(summed)  # `summed` had zeros for other processes' states
                 if window.keeper == self._part.rank:
                     whole.copy_(summed)
             if window.keeper == self._part.rank:
@@ -198,7 +198,7 @@ class StateCapture:
                 states = whole[..., :-1]  # without the column that counts contributions
                 before, last = states[:, :-1].flatten(1).contiguous(), states[:, -1].clone()
                 self.taken.append(Sample(window.tokens, before, last, window.prompt))
-        if not complete:  # an earlier error would make the others wait
+        if not complete:  # other processes would wait after an earlier error
             raise RuntimeError("no process, or more than one, has the states of some tokens")
 
     def _room_for_all(self) -> Tensor | None:

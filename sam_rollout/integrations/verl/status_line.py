@@ -1,6 +1,6 @@
-"""A line at the bottom of the console that shows the running rollout's progress.
+"""Shows the running rollout's progress in a line at the bottom of the console.
 
-The driver (the user's program) draws the line, because the output of Ray's actors reaches it late.
+The driver (the user's program) draws the line, because the output of Ray's actors comes late.
 """
 
 import contextlib

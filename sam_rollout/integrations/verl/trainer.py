@@ -1,4 +1,4 @@
-"""verl's trainers with rollout telemetry and DAPO's generation rounds."""
+"""Adds rollout telemetry and DAPO's generation rounds to verl's trainers."""
 
 import time
 from pathlib import Path
@@ -149,7 +149,7 @@ class _RecordingTrainer(PPOTrainer):
 
     def on_step_end(self) -> None:
         super().on_step_end()
-        if self.global_steps >= self.total_training_steps:  # verl skips `on_train_end`
+        if self.global_steps >= self.total_training_steps:  # then verl skips `on_train_end`
             self._save_head()
 
     def on_train_end(self) -> None:

@@ -1,7 +1,7 @@
 """Refuses settings of verl that our classes do not support or that would have no effect.
 
-verl 0.9.1 keeps keys of older trainers that its V1 trainer never reads. Other keys are filled from
-our groups of settings.
+verl 0.9.1 keeps keys of older trainers that its V1 trainer never reads. Other keys are overwritten
+by our groups of settings.
 """
 
 from collections.abc import Iterator
@@ -76,9 +76,9 @@ def _asynchronous(config: DictConfig, run: RunConfig) -> Iterator[KeyRule]:
     mode = f"with trainer.v1.trainer_mode={config.trainer.v1.trainer_mode}"
     allowed = f"must be refill or none {mode}: a round waits for all of its responses"
     yield "dynamic_sampling.kind", run.sampling.kind != "rounds", allowed
-    allowed = f"must be 0 {mode}: no engine has time for it when a step has its responses"
+    allowed = f"must be 0 {mode}: engines are still busy when the responses of a step are complete"
     yield f"{run.telemetry.proof.PATH}.every", not run.telemetry.proof.every, allowed
-    allowed = f"must be left out {mode}: they would see an interrupted response as its own prompt"
+    allowed = f"must be left out {mode}: they would see the part before an interruption as a prompt"
     yield f"{ENGINE}.logits_processors", not processors, allowed
 
 
@@ -120,11 +120,11 @@ def _ours(config: DictConfig, kind: str) -> Iterator[KeyRule]:
     right = groups.max_inflight_gen_batches == 1 or refills
     allowed = f"is for dynamic_sampling=refill, not {kind}"
     yield f"{FILTER}.max_inflight_gen_batches", right, allowed
-    allowed = "must be null: dynamic_sampling chooses what samples groups"
+    allowed = "must be null: dynamic_sampling chooses the sampler"
     yield f"{SAMPLER}.custom_sampler.path", sampler.custom_sampler.path is None, allowed
     yield f"{SAMPLER}.sampler_kwargs", not sampler.sampler_kwargs, "must be empty"
     right = refills or not sampler.sync_refill_failed_groups
-    allowed = "does nothing here: a group that failed is left out, and dynamic_sampling fills up"
+    allowed = "does nothing here: failed groups are left out, and dynamic_sampling adds others"
     yield f"{SAMPLER}.sync_refill_failed_groups", right, allowed
     # With greedy sampling, all responses to a prompt would be the same.
     allowed = "must be true: verl's V1 trainer ignores it"

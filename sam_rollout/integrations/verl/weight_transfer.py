@@ -82,7 +82,7 @@ vllm_rollout.BucketedWeightSender = WatchedSender
 
 
 class SamServerAdapter(ServerAdapter):
-    """The adapter of one training process; vLLM's side is in model_drafts/head_update.py."""
+    """Sends one training process's weights; vLLM receives them in model_drafts/head_update.py."""
 
     head_weights: Callable[[], Iterable[tuple[str, Tensor]]] | None = None
 

@@ -1,1 +1,1 @@
-"""Drafting inside vLLM: proposer, worker extension, step recorder, plugin, workarounds."""
+"""Lets vLLM draft with our code: proposer, worker extension, recorder, plugin, workarounds."""

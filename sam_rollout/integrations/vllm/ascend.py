@@ -13,7 +13,7 @@ def is_installed() -> bool:
 
 
 def from_ascend(name: str) -> Any:
-    """Return an object of integrations/vllm_ascend, ``module:object`` or a module."""
+    """Return an object (``module:object``) or a module (``module``) of integrations/vllm_ascend."""
     return pkgutil.resolve_name(f"sam_rollout.integrations.vllm_ascend.{name}")
 
 

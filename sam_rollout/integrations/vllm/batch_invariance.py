@@ -1,4 +1,4 @@
-"""Batch-invariant kernels: a token's logits do not depend on the rest of the batch.
+"""Tells if kernels are batch-invariant (a token's logits do not depend on the rest of the batch).
 
 `BATCH_INVARIANT_ENV`, set before an engine's processes start, switches them on. On a device without
 such kernels it has no effect and raises no error. We have read the kernels of vLLM 0.24 and 0.31

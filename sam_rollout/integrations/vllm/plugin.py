@@ -18,7 +18,7 @@ def register() -> None:
     choose_schedulers()
     keep_rules_with_drafts()
     allow_second_runner()
-    if ascend.is_installed():  # it has drafter classes of its own
+    if ascend.is_installed():  # vllm-ascend has its own drafter classes
         ascend.from_ascend("plugin:register")()
     else:
         share_embeddings()

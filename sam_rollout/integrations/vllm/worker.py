@@ -84,7 +84,7 @@ class SamWorkerExtension:
         return getattr(self._proposer(), "session", None)
 
     def sam_exchange_texts(self, origin: str, pieces: list) -> list[tuple]:
-        """Hand other engines' texts to the drafter between steps; return this engine's new ones."""
+        """Hand over other engines' texts between steps; return this engine's new texts."""
         session = self._session()
         new = [] if session is None else session.exchange_texts(origin, pieces)
         return [tuple(piece) for piece in new]

@@ -1,4 +1,4 @@
-"""Wrappers around functions and methods of vLLM and vllm-ascend."""
+"""Wraps functions and methods of vLLM and vllm-ascend."""
 
 import functools
 from collections.abc import Callable
@@ -44,5 +44,5 @@ class Wrapper:
             owner, name, own = self._replaced.pop()
             if own is not None:
                 setattr(owner, name, own)
-            elif name in vars(owner):  # the method is that of the class again
+            elif name in vars(owner):  # then the class's method is used again
                 delattr(owner, name)

@@ -1,1 +1,1 @@
-"""The integration of vllm-ascend, which builds on the integration of vLLM."""
+"""Integrates vllm-ascend, and builds on the integration of vLLM."""

@@ -17,7 +17,7 @@ CALLED_ON_EVERY_DRAFTER = ("load_model", "dummy_run")
 
 
 class AscendLateBinding(LateBinding):
-    """Wraps methods of vllm-ascend's runner; one per engine.
+    """Wraps methods of vllm-ascend's runner; one per rank of an engine.
 
     No step is prepared ahead: attention on NPUs reads the lengths of texts on the host. So the
     runner waits for the sampled tokens before it prepares a step.

@@ -22,8 +22,8 @@ class AscendEngineDrafter(EngineDrafter):
     """Wraps the drafting of vllm-ascend's runner; one per rank of an engine.
 
     Raises:
-        ConfigError: the passes are captured but draft tokens shall be drawn, or positions are
-            missing.
+        ConfigError: the passes are captured but draft tokens shall be drawn, or the drafter
+            has too few positions.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class AscendEngineDrafter(EngineDrafter):
         self._find_positions(sampled, sampling, metadata)
         self._rows, self._compute_logits = len(sampled), model.compute_logits
         model.compute_logits = self._with_choice
-        asked = getattr(scheduler_output, "num_spec_tokens_to_schedule", most)  # ours sets it
+        asked = getattr(scheduler_output, "num_spec_tokens_to_schedule", most)  # from our scheduler
         drafter.num_speculative_tokens = max(1, min(asked, self._passes))
         try:
             return self._propose(*args, **kwargs)
@@ -66,7 +66,7 @@ class AscendEngineDrafter(EngineDrafter):
             del model.compute_logits
 
     def _with_choice(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Return logits whose likeliest token is the chosen token, and keep its probability."""
+        """Choose tokens and store their probabilities; return logits that are largest there."""
         logits = self._compute_logits(*args, **kwargs)
         tokens = self._pick(logits[: self._rows])  # padding rows follow
         if self._noise is not None:

@@ -1,4 +1,4 @@
-"""Our samplers inside vllm-ascend, with vllm-ascend's own processing of logits.
+"""Runs our samplers inside vllm-ascend, with vllm-ascend's own processing of logits.
 
 That processing applies penalties, top-k and top-p, and replaces NaN and infinite logits.
 """
@@ -79,7 +79,7 @@ def _check_options(parallel_config: Any) -> None:
             raise ConfigError(
                 f"parallel_config.{field}",
                 value,
-                "must be 1 (a device then knows the positions of its own share of a text only) "
+                "must be 1 (otherwise a device knows only the positions of its share of a text) "
                 "unless rollout_sampler.kind = 'stock'",
             )
 

@@ -1,4 +1,4 @@
-"""Attention of draft trees on NPUs: the vendor's operator attends to the context.
+"""Computes attention of draft trees on NPUs; the vendor's operator attends to the context.
 
 Two faults of the operator were reported: masks are ignored beyond 512 tokens (vllm-ascend issue
 15503), and without mask and pages all tokens get the same weight (issue 13699). Here it gets pages
@@ -22,7 +22,7 @@ class AscendTreeAttention(SplitTreeAttention):
     table_name = "block_tables"
     writes_cache = True
     cache_axis = 0
-    goes_with_model = False  # `drafter_inputs.py` knows the arguments of vLLM's runner
+    goes_with_model = False  # `drafter_inputs.py` fits only vLLM's runner
 
     @classmethod
     def why_not(cls, runner: Any) -> str:

@@ -1,4 +1,4 @@
-"""The releases of vllm-ascend that drafter, samplers and asynchronous scheduling support."""
+"""Names releases of vllm-ascend that drafter, samplers and asynchronous scheduling support."""
 
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version

@@ -1,1 +1,1 @@
-"""Workarounds for bugs of vLLM's CPU backend."""
+"""Works around bugs of vLLM's CPU backend."""

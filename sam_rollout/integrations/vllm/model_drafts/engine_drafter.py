@@ -119,7 +119,7 @@ class EngineDrafter(Wrapper):
         self._made = made
 
     def take_counters(self) -> dict[str, float]:
-        """Return failures and host time since the last call, by metric's name without `sam/`."""
+        """Return failures and host time since the last call, by metric name without `sam/`."""
         counters = {"draft/model_failures": self._failures, "draft/model_s": self._spent_s}
         self._failures, self._spent_s = 0, 0.0
         return counters
@@ -222,7 +222,7 @@ class EngineDrafter(Wrapper):
         return self._pick(drafter.model.compute_logits(hidden_states))
 
     def _pick(self, logits: torch.Tensor) -> torch.Tensor:
-        """Choose a token for each row, logits [requests, vocabulary], and keep its probability."""
+        """Choose a token for each row of logits, [requests, vocabulary]; store its probability."""
         if self._noise is None:
             tokens = logits.argmax(dim=-1)
         else:

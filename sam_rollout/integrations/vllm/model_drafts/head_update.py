@@ -1,7 +1,7 @@
 """Updates a draft head's weights together with the policy's weights, in verl's weight sync.
 
 If the trainer trains a head (`sam.sources.model.train`), it sends the policy first and then the
-head. It does not send the head's embedding and output matrix, which are the policy's.
+head, without the head's embedding and output matrix, which head training does not change.
 """
 
 from typing import Any

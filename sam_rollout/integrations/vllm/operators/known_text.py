@@ -118,7 +118,8 @@ def _lead(
     # `topk` as in vLLM, because argmax may choose another one of equally likely tokens.
     top = logprobs.topk(1, dim=-1).indices.squeeze(1).tolist()
     values = logprobs.gather(1, token.unsqueeze(1)).squeeze(1).tolist()
-    # Every chunk of a long prompt scores the first position; the last chunk's score is right.
+    # While a long prompt is computed in chunks, every chunk writes a score for the known text's
+    # first token. The last chunk's score is right and replaces the others.
     for (columns, position, width), value, likeliest in zip(places, values, top, strict=True):
         columns["logprobs"][position] = value
         columns["top"][position] = likeliest

@@ -1,1 +1,1 @@
-"""The samplers that replace vLLM's, and a clock for samplers."""
+"""Contains samplers that replace vLLM's samplers, and a clock for samplers."""

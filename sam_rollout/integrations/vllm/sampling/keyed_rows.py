@@ -1,4 +1,4 @@
-"""Makes the random bits of every row that vLLM samples from; request and position are their key.
+"""Makes random bits for every row that vLLM samples from, keyed by request and position.
 
 A row's request is looked up when vLLM reports a changed batch to its logits processors. The
 position follows from the forward pass's position ids.
@@ -20,7 +20,7 @@ REMEMBERED_PROMPTS = 100_000
 
 
 class KeyedRows(LogitsProcessor):
-    """Gives samplers the random bits of a step's rows; a logits processor that changes no logits.
+    """Gives samplers the random bits of a step's rows; as a logits processor it changes no logits.
 
     The bits depend on the request's key, which comes from the request's identity. No other request
     may carry this identity, so ``SamplingParams.n`` has to be 1. Without an identity, the key comes

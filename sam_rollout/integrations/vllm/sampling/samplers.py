@@ -1,4 +1,4 @@
-"""Our samplers inside vLLM, for steps without drafts and for verify steps.
+"""Runs our samplers inside vLLM, in steps without drafts and in verify steps.
 
 With and without drafts, a response depends only on its key and its logits. vLLM's own code applies
 penalties, temperature, top-k and top-p. With drafts, vLLM refuses min-p, logit biases and custom

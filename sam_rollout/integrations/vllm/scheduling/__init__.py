@@ -1,1 +1,1 @@
-"""The scheduling of drafts: schedulers, late binding, engines in lockstep, rules for requests."""
+"""Schedules drafts: schedulers, late binding, engines in lockstep, rules for requests."""

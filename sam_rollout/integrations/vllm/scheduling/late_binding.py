@@ -1,4 +1,4 @@
-"""The worker's half of late binding: our drafter with vLLM's asynchronous scheduling.
+"""Binds drafts late in the worker, so that our drafter works with asynchronous scheduling.
 
 vLLM schedules step n + 1 while step n is on the device. The drafts for step n + 1 follow from the
 tokens of step n. So the scheduler only reserves placeholders for k draft tokens per request, or
@@ -30,7 +30,7 @@ from sam_rollout.integrations.vllm.wrapping import Wrapper
 from sam_rollout.session.session import DraftSession
 
 # Limit of scored tokens for a step that is prepared ahead. An accelerator whose memory limits its
-# speed scores them in about the time of one token.
+# speed scores this number of tokens in about the time of one token.
 SCORED_AHEAD = 256
 _PATIENCE_S = 0.1  # longest wait for the next launch
 _NAP_S = 2e-5
@@ -92,7 +92,7 @@ class Launched:
         output.async_copy_ready_event = self
 
     def synchronize(self) -> None:
-        """Wait for the tokens; vLLM's output thread calls it as the event's method.
+        """Wait for the tokens; vLLM's output thread calls this in place of the event's method.
 
         While the device idles, that thread also waits for the next launch, because it would compete
         with the worker for the interpreter's lock.
@@ -123,7 +123,7 @@ class Launched:
 
 
 class LateBinding(Wrapper):
-    """Wraps methods of a model runner with asynchronous scheduling; one per engine.
+    """Wraps methods of a model runner with asynchronous scheduling; one per rank of an engine.
 
     Args:
         session: None on ranks whose drafts vLLM does not read; these get the first rank's drafts.
@@ -152,7 +152,7 @@ class LateBinding(Wrapper):
         self._ahead: Launched | None = None  # the previous step, if this step is prepared ahead
         self._metadata: Any = None  # vLLM's metadata of the drafts
         self._awaited: Launched | None = None  # the previous step, if its tokens are awaited
-        self._lengths: np.ndarray | None = None  # int32[B], the texts' lengths, if vLLM's are wrong
+        self._lengths: np.ndarray | None = None  # int32[B], the texts' lengths, if vLLM's differ
         self._filling = runner._make_buffer(SCORED_AHEAD, dtype=torch.int32)
         methods: dict[str, Any] = {
             "execute_model": self._execute_model,
@@ -229,7 +229,7 @@ class LateBinding(Wrapper):
             changes = self._bind(step, drafts)
         if before is not None and before.places:
             changes["scheduled_cached_reqs"] = self._with_lengths(step, before)
-        # The scheduler may have the same object, so a copy is changed.
+        # The scheduler may use the same object, so a copy is changed.
         return dataclasses.replace(step, **changes) if changes else step
 
     def _can_prepare_ahead(self, step: Any, before: Launched) -> bool:

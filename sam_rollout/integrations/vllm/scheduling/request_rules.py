@@ -22,7 +22,7 @@ def mark_as_ours(speculative_config: Any) -> None:
 
 
 def keep_rules_with_drafts() -> None:
-    """Make vLLM look for stop strings token by token, and refuse parameters of `REFUSED`.
+    """Make vLLM look for stop strings token by token, and refuse the parameters in `REFUSED`.
 
     Call it in the process that accepts requests. Repeated calls are safe.
     """
@@ -68,8 +68,8 @@ def _refusing(original: Any) -> Any:
         for name in REFUSED:
             if (value := getattr(self, name, None)) is not None:
                 raise ValueError(
-                    f"SamplingParams.{name} = {value}: must be left out, vLLM does not keep it "
-                    "where drafts are verified (sam.enabled=false has none)"
+                    f"SamplingParams.{name} = {value}: must be left out, because vLLM does not "
+                    "obey it in steps with drafts (sam.enabled=false has no drafts)"
                 )
 
     return validate

@@ -1,8 +1,8 @@
 """Chooses the scheduler of an engine with our drafter.
 
-vLLM schedules asynchronously only for the methods of a list. Our method is added to this list while
-an engine's configuration is checked. An engine that schedules synchronously takes drafts from a
-step's output (`drafts_with_output.py`), if the release of vLLM is one of `KNOWN_RELEASES`.
+vLLM keeps a list of methods for which it schedules asynchronously. Our method is added to this list
+while an engine's configuration is checked. An engine that schedules synchronously takes drafts from
+a step's output (`drafts_with_output.py`), if our scheduler is known to fit the release of vLLM.
 """
 
 import os
@@ -25,9 +25,9 @@ from sam_rollout.integrations.vllm.scheduling.request_rules import mark_as_ours
 from sam_rollout.integrations.vllm.wrapping import wrap_once
 from sam_rollout.sources.model import BY_PASSES
 
-# Known releases of vLLM for both schedulers; tests/contracts/contract.py has their rows.
+# Releases of vLLM that both schedulers are known to fit; tests/contracts/contract.py covers them.
 KNOWN_RELEASES = ((0, 24), (0, 31))
-# Known releases for our synchronous scheduler with a draft model.
+# Releases that our synchronous scheduler is known to fit with a draft model.
 KNOWN_WITH_MODEL = ((0, 23), *KNOWN_RELEASES)
 SCHEDULER_CLASS = "sam_rollout.integrations.vllm.scheduling.async_scheduler.LateBindingScheduler"
 SYNC_SCHEDULER_CLASS = "sam_rollout.integrations.vllm.scheduling.drafts_with_output.SyncScheduler"
@@ -53,15 +53,15 @@ def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
     reasons = {
         "drafts are not bound late in vLLM's second model runner":
             os.environ.get(MODEL_RUNNER_ENV) == "1",
-        "pipeline stages pass on one token a request": parallel.pipeline_parallel_size > 1,
+        "pipeline stages pass on only one token per request": parallel.pipeline_parallel_size > 1,
         "engines that share experts draft in the same step": steps_in_lockstep(vllm_config),
         "ranks that share a prompt would draft each for itself":
             getattr(parallel, "prefill_context_parallel_size", 1) > 1,
-        "states of linear attention are counted by drafts on the device": model.is_hybrid,
+        "states of linear attention depend on counts of drafts on the device": model.is_hybrid,
         "positions of M-RoPE were not tried": model.uses_mrope,
-        "inputs are embedded before drafts are there":
+        "inputs are embedded before the drafts are known":
             model.is_multimodal_model or model.enable_prompt_embeds,
-        "experts are told by the number of scheduled tokens, which late binding changes":
+        "experts are told for scheduled tokens, but late binding drops some of them":
             outputs.enable_return_routed_experts,
         "the engine was started with another scheduler_cls":
             vllm_config.scheduler_config.scheduler_cls not in ours,
@@ -106,7 +106,7 @@ def settle_for_model(vllm_config: Any, vllm_version: str) -> None:
         raise ConfigError(
             "pipeline_parallel_size",
             vllm_config.parallel_config.pipeline_parallel_size,
-            "must be 1 with sam.sources.model: stages share no embedding with a head",
+            "must be 1 with sam.sources.model: a head cannot share the embedding of another stage",
         )
     if scheduler_of(vllm_config, vllm_version) is None:
         known = ", ".join(".".join(map(str, release)) for release in KNOWN_WITH_MODEL)

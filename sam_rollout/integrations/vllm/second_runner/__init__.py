@@ -1,1 +1,1 @@
-"""A trial: drafter and sampler inside vLLM's second model runner."""
+"""Tries out our drafter and sampler inside vLLM's second model runner."""

@@ -1,4 +1,4 @@
-"""Our drafter and sampler inside vLLM's second model runner (``vllm/v1/worker/gpu``); a trial.
+"""Tries out our drafter and sampler in vLLM's second model runner (``vllm/v1/worker/gpu``).
 
 That runner keeps texts, lengths and drafts by slot. docs/architecture.md describes what else
 differs.
@@ -177,7 +177,7 @@ class KeyedSampling:
     ) -> torch.Tensor:
         """Draw a token for each row, int64 [rows].
 
-        ``slots`` has each row's slot, ``positions`` the text position in front of the drawn token.
+        ``slots`` has each row's slot. ``positions`` has the position in front of the drawn token.
         """
         bits = keyed_bits(self._rows.keys[slots], positions + 1)
         tokens = draw_gumbel(logits.to(torch.float32), bits)

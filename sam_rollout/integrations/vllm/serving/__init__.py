@@ -1,1 +1,1 @@
-"""The front-end process of an engine: records of its steps, weight syncs, a dead engine."""
+"""Serves engines: records their steps, checks weight syncs, and notices a dead engine."""

@@ -63,7 +63,7 @@ def cause_of_death() -> str:
     with contextlib.suppress(KeyError, OSError):
         if cause := " ".join(Path(os.environ[CAUSE_ENV]).read_text().split()):
             return cause
-    return "it left no error of its own: it was killed, for want of memory say"
+    return "it left no error: it was killed, for example for lack of memory"
 
 
 def answer_or_die() -> None:

@@ -36,14 +36,14 @@ def why_no_trees(runner: Any, vllm_config: Any, config: SamConfig) -> str:
     if getattr(runner, "use_async_scheduling", False):
         return "trees are not bound late so far"
     if config.pad_drafts == "always":
-        return "what fills a step up is a chain (sam.pad_drafts = always)"
+        return "every draft is filled up as a chain (sam.pad_drafts = always)"
     parallel = vllm_config.parallel_config
     if parallel.world_size > 1 or parallel.data_parallel_size > 1:
-        return "ranks would have to agree on their shapes"
+        return "ranks would have to agree on the shapes of trees"
     if vllm_config.kv_transfer_config is not None:
-        return "a KV connector would take what is not accepted yet"
+        return "a KV connector would take keys of tokens that are not accepted yet"
     if vllm_config.cache_config.cache_dtype not in ("auto", "bfloat16", "float16", "float32"):
-        return f"a cache of {vllm_config.cache_config.cache_dtype} was not tried"
+        return f"a cache of type {vllm_config.cache_config.cache_dtype} was not tried"
     if len(runner.kv_cache_config.kv_cache_groups) != 1 or getattr(runner, "uses_mrope", False):
         return "layers of several kinds, or positions of several dimensions"
     context = runner.compilation_config.static_forward_context.values()

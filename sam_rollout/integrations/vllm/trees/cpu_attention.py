@@ -1,4 +1,4 @@
-"""Computes attention of draft trees by vLLM's CPU kernel, with the same bits as for chains.
+"""Computes attention of draft trees with vLLM's CPU kernel, bit for bit as for chains.
 
 The kernel can attend over texts, but not over trees. Here every path through a tree becomes a text
 of its own. All paths share the pages of the context. The page in which the tree begins is copied to
@@ -38,7 +38,7 @@ class _Call(NamedTuple):
 
 
 class CpuTreeAttention(TreeAttention):
-    """Calls the kernel of vLLM's attention layers with paths; the cache keeps its spare pages."""
+    """Calls the kernel of vLLM's attention layers with paths; `detach` leaves the spare pages."""
 
     implementation = CPUAttentionBackendImpl
     goes_with_model = True
@@ -60,7 +60,7 @@ class CpuTreeAttention(TreeAttention):
             return
         spare = cache.new_zeros((_SPARE_PAGES, *cache.shape[1:]))
         layer.kv_cache = torch.cat([cache, spare])
-        # The runner has its own list of caches, by which it copies pages. Replacing the entry also
+        # The runner has its own list of caches, in which it copies pages. Replacing the entry also
         # frees the shorter cache.
         caches = self._runner.kv_caches
         for number, one in enumerate(caches):
@@ -68,7 +68,7 @@ class CpuTreeAttention(TreeAttention):
                 caches[number] = layer.kv_cache
 
     def make_plan(self, trees: StepTrees, metadata: CPUAttentionMetadata) -> list[_Call]:
-        """Return the calls that compute the step."""
+        """Return the calls of the kernel that compute the step."""
         self._computed.clear()
         starts = metadata.query_start_loc.numpy()
         lengths = metadata.seq_lens.numpy()

@@ -1,4 +1,4 @@
-"""Attention of draft trees on NVIDIA GPUs: vLLM's FlashAttention attends to the context.
+"""Computes attention of draft trees on NVIDIA GPUs; FlashAttention attends to the context.
 
 A kernel of our own attends to the trees, adds both results and writes them (`cuda_kernels.py`).
 

@@ -1,4 +1,4 @@
-"""Computes attention over draft trees on accelerators, in two parts; not run on a device.
+"""Computes attention over draft trees on accelerators, in two parts; not yet run on a device.
 
 An accelerator's kernel for paged caches has no mask for a tree. But all tokens of a tree attend to
 the whole text before the tree, so the kernel computes this part without a mask, and returns the
@@ -87,7 +87,7 @@ class SplitStep(NamedTuple):
 class SplitTreeAttention(TreeAttention):
     """Attends separately to texts and to trees."""
 
-    table_name: ClassVar[str]  # of the block table in the attention's metadata
+    table_name: ClassVar[str]  # name of the block table in the attention's metadata
     writes_cache: ClassVar[bool]  # the implementation's `forward` also writes the cache
     cache_axis: ClassVar[int]  # axis of a layer's cache with the keys at 0, the values at 1
 
@@ -99,12 +99,12 @@ class SplitTreeAttention(TreeAttention):
     def add_context(
         cls, impl: Any, step: SplitStep, query: torch.Tensor, cache: Pair, own: Pair
     ) -> torch.Tensor:
-        """Attend to the texts before the trees, and weigh the result with that of the trees.
+        """Attend to the texts before the trees, and merge the result with the result for the trees.
 
         Args:
             query: [R, T, heads, head size].
             cache: keys and values, [blocks, block size, heads of the cache, head size].
-            own: the trees' part, see `attend`.
+            own: `attend`'s result for the trees.
 
         Returns:
             [R * T, heads, head size].
@@ -172,10 +172,10 @@ class SplitTreeAttention(TreeAttention):
 
     @classmethod
     def deviation(cls, impl: Any, runner: Any) -> float:
-        """Return the largest difference from attention in one part on the host, for made-up trees.
+        """Return the largest difference of `compute` from undivided attention on the host.
 
-        The texts begin a page, end a page, and are longer than 512 tokens: operators of
-        accelerators have been wrong beyond that length.
+        Trees and texts are made up: a text has one token, one fills a page, one exceeds 512 tokens.
+        Operators of accelerators have been wrong beyond that length.
         """
         k, block_size = runner.num_spec_tokens, runner.cache_config.block_size
         contexts = np.array([1, block_size, 3, 520 + 2 * block_size])
@@ -194,7 +194,7 @@ class SplitTreeAttention(TreeAttention):
         shape = [4 * -(-int(contexts.max()) // block_size), block_size, impl.num_kv_heads]
         table = torch.randperm(shape[0], generator=dice).view(4, -1)
         step = SplitStep.of(trees, starts, contexts, table.to(runner.device, torch.int32))
-        query = 3 * random(int(starts[-1]), impl.num_heads, impl.head_size)  # some weigh most
+        query = 3 * random(int(starts[-1]), impl.num_heads, impl.head_size)  # makes weights uneven
         key, value = (random(len(query), impl.num_kv_heads, impl.head_size) for _ in range(2))
         shape.insert(cls.cache_axis, 2)
         kv_cache, output = random(*shape, impl.head_size), torch.zeros_like(query)

@@ -1,4 +1,4 @@
-"""The trees of the current step, in the form that each part of the runner needs."""
+"""Describes the trees of the current step in the form that each part of the runner needs."""
 
 from typing import Any, NamedTuple
 

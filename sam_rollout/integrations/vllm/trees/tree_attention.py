@@ -1,4 +1,4 @@
-"""Replaces attention in steps with trees: the part that is the same on all devices."""
+"""Contains the part of attention over trees that is the same on all devices."""
 
 from functools import partial
 from typing import Any, ClassVar

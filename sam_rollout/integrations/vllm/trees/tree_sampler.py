@@ -1,4 +1,4 @@
-"""Verifies draft trees by our rejection sampler.
+"""Verifies draft trees with our rejection sampler.
 
 A token is drawn from every node's logits, and the path whose tokens were drawn is kept. Penalties
 and similar rules count the tokens on the path to the node as text before the drawn token.
