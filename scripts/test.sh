@@ -15,7 +15,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 
 ALL_PARTS="lint unit recipes contracts integration ascend e2e cluster"
 FAST_PARTS="lint fast"
-# Groups run one after the other. Two parts of a group run at a time; lint and long parts start first.
+# Groups run one after the other. Two parts of a group run at once; lint and long parts start first.
 # Runs on Ray need many processes that wait for each other, so they are a group of their own.
 GROUPS_OF_PARTS=("lint integration unit ascend recipes contracts" "e2e cluster")
 # The folder's name is this process's id, because another run may use the same checkout.

@@ -17,7 +17,7 @@ Point = tuple[str, float]  # mode and tau
 
 
 def points(modes: Sequence[str], thresholds: Mapping[str, Sequence[float]]) -> list[Point]:
-    """Pair each mode with each of its different thresholds from ``router.calibrate``."""
+    """Pair each mode with each of its distinct thresholds from ``router.calibrate``."""
     return [(mode, tau) for mode in modes for tau in dict.fromkeys(thresholds.get(mode, [0.0]))]
 
 
