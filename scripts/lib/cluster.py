@@ -294,8 +294,8 @@ def warn_of_open_cluster() -> None:
         version = metadata.version("ray")
         if tuple(int(number) for number in version.split(".")[:2]) < RAY_WITH_TOKEN:
             say(
-                f"warning: ray {version} knows no token, the cluster is open: whoever reaches "
-                "its ports can run programs on the nodes; use a firewall, or ray >= "
+                f"warning: ray {version} knows no token, the cluster is open: a program that "
+                "reaches its ports can run others on the nodes; use a firewall, or ray >= "
                 f"{'.'.join(map(str, RAY_WITH_TOKEN))}"
             )
 
