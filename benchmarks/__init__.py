@@ -1,1 +1,1 @@
-"""The programs behind every number in README and docs; their records are in results/."""
+"""Contains the programs behind every number in README and docs; results/ has their records."""

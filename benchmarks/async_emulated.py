@@ -1,13 +1,13 @@
-"""Compares what drafts bring on an emulated device to a synchronous and an asynchronous trainer.
+"""Compares, on an emulated device, the gain of drafts in synchronous and asynchronous training.
 
     python -m benchmarks.async_emulated --traces FOLDER [--output FILE]
 
 The program replays recorded responses (sets of ``benchmarks.real_traces``), 64 or 512 at a time,
 with a closed gate and with the gate ``auto``. A synchronous trainer waits for the last response of
 a training step. An asynchronous trainer goes on with later responses meanwhile, so its engine is
-always full. The steps in which every row has a request represent this trainer. A step of the device
-takes 20 ms up to 256 scored tokens, and proportionally more beyond. With 512 requests, each of the
-64 rows represents eight requests.
+always full. The asynchronous trainer is measured on the steps in which every row has a request. A
+step of the device takes 20 ms up to 256 scored tokens, and proportionally more beyond. With 512
+requests, each of the 64 rows represents eight requests.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Trains whole DAPO runs without and with SAM in turns, and one whose comparison is not fair.
+"""Trains whole DAPO runs without and with SAM in turns, and one run for an unfair comparison.
 
     python -m benchmarks.dapo_ab [--repeats 3] [--steps 5] [--work-dir outputs/dapo_ab]
     python -m benchmarks.dapo_ab --again    # only compare the stored runs again
@@ -7,7 +7,7 @@ Every run starts from the same checkpoint with the same prompts and random numbe
 is left out, because it includes initialisation. Other programs on the machine disturb times, so
 the record also has each run's engine steps and its engine's processor time. The last run has
 another seed and shorter responses, and the comparison with it must be found unfair. The side
-`chains` drafts chains without draws.
+`chains` drafts only chains, with the source `draws` switched off.
 """
 
 import argparse
@@ -51,7 +51,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def plan(repeats: int, steps: int, unfair_steps: int) -> dict[str, tuple[str, ...]]:
-    """Return name -> overrides of every run, in order; the sides begin in turns."""
+    """Return name -> overrides of every run, in order; every second round reverses the sides."""
     runs: dict[str, tuple[str, ...]] = {}
     sides = SIDES | MORE_SIDES
     for number in range(1, repeats + 1):

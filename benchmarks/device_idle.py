@@ -4,8 +4,8 @@
 
 The device is emulated (`benchmarks/emulated_device.py`). The side ``no drafts`` is vLLM alone.
 ``suffix decoding`` is vLLM's own drafter, which needs arctic-inference. ``closed`` and ``open``
-are our drafter with a gate that never opens and with a gate that is always open. ``joined`` adds
-an EAGLE-3 head. Only steps in which all requests decode are counted.
+are our drafter with a gate that never opens and with a gate that is always open. ``joined`` is
+``open`` with an EAGLE-3 head. Only steps in which all requests decode are counted.
 """
 
 import os
@@ -61,7 +61,7 @@ def arguments_of(drafts: str, scheduling: str) -> tuple[SamConfig, dict[str, Any
 
 
 def texts() -> list[tuple[list[int], list[int]]]:
-    """Return prompts and responses of sufficient length."""
+    """Return prompts, each with a response that is long enough."""
     known = [text for group in groups_of(read_traces(TEXTS)) for text in group]
     pairs = [(text.prompt.tolist(), text.response.tolist()) for text in known]
     return [pair for pair in pairs if len(pair[1]) > MAX_TOKENS + K][: max(REQUESTS)]
@@ -101,7 +101,7 @@ def measure(
     full = [step for step in steps if step[0] == count and step[1] < count * (K + 2)][2:]
     return {
         "idle_ms": 1e3 * statistics.fmean(idle for _, _, idle, _ in full),
-        # With a closed gate, only steps in which a request ends wait for tokens.
+        # Parts are left out if few steps wait for tokens, as with a closed gate.
         **{
             part: 1e3 * statistics.median(column)
             for part, column in zip(PARTS, zip(*parts, strict=True), strict=False)

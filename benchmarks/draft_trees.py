@@ -1,13 +1,13 @@
-"""Compares draft trees, and the draws of rejected drafts, with chains.
+"""Compares draft trees, and drafts of the source `draws`, with chains of text drafts.
 
     python -m benchmarks.draft_trees [--traces FOLDER] [--output FILE]
     python -m benchmarks.draft_trees --check [--traces FOLDER]
 
 The program counts engine steps and measures no times. With ``--traces`` (sets of
 ``benchmarks.real_traces``), it replays recorded responses with all text sources but `draws`. If a
-set has several training steps, the first step is only read as earlier texts. Then the tiny model
-runs in vLLM, and all sides have to sample the same responses. ``--check`` fails if the gains are
-smaller than docs/results.md says.
+set has several training steps, texts of the first step are not replayed, only read. Then the tiny
+model runs in vLLM, and all sides have to sample the same responses. ``--check`` fails if the gains
+are smaller than docs/results.md says.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from sam_rollout.telemetry.traces import Trace, read_sets
 
 ALWAYS = GateConfig("threshold", 100_000)
 TEXTS = ("own", "prompt", "run")
-ROWS, TAIL = 32, 8  # Limits of running requests: in a step, and in a step of the tail.
+ROWS, TAIL = 32, 8  # Maximum number of running requests: in any step, and in a step of the tail.
 # Name -> shape, draft tokens per request, draft tokens per step.
 SHAPES = {
     "chain of 8": ("chain", 8, 4096),

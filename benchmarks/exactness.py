@@ -9,8 +9,8 @@ sampled, once without and once with a disturbance.
 
 The program counts the share of changed tokens, and also computes this share from a closed form. For
 Gumbel noise this share is at most twice the total variation distance (TV). The program also reports
-the mean number of tokens before the first change. ``--check`` fails if two rows contradict
-docs/verification.md.
+the mean number of tokens before the first change. ``--check`` measures two rows again, and fails if
+they contradict docs/verification.md.
 """
 
 import math
@@ -225,7 +225,7 @@ def check() -> None:
         if gumbel > 2 * row["tv"]:
             raise SystemExit(f"{name}: {gumbel} is more than 2 TV = {2 * row['tv']}")
         if inversion < fewer * gumbel:
-            raise SystemExit(f"{name}: {inversion / gumbel:.1f} times fewer, not {fewer} times")
+            raise SystemExit(f"{name}: {inversion / gumbel:.1f} times fewer changes, not {fewer}")
         count = positions * draws
         for sampler, one in row["samplers"].items():
             off = abs(one["changed"] - one["expected"]) * count

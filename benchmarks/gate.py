@@ -1,4 +1,4 @@
-"""Compares gates on one engine: closed, with thresholds, and `auto`, which measures.
+"""Compares gates on one engine: a closed gate, thresholds, and `auto`, which measures.
 
     python -m benchmarks.gate [--sources own|prompt] [--text easy|mixed|hopeless] [--seconds 120]
     python -m benchmarks.gate --smollm2 --text mixed --seconds 600

@@ -50,7 +50,7 @@ def main() -> None:
     options = parser(__doc__, "head_training_tiny_cpu")
     options.add_argument("--smollm2", action=UseSmolLM2)
     options.add_argument("--traces", type=Path, default=TEXTS)
-    options.add_argument("--first-steps", type=int, help="use these steps of a run's texts only")
+    options.add_argument("--first-steps", type=int, help="use only texts of a run's first steps")
     options.add_argument("--threads", type=int, default=2)
     options.add_argument("--updates", type=int, nargs="+", default=UPDATES)
     options.add_argument("--work-dir", type=Path, default=Path("outputs/heads"))

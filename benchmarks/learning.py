@@ -83,7 +83,7 @@ def main() -> None:
     options.add_argument("--work-dir", type=Path, default=Path("outputs/learning"))
     options.add_argument("--smollm2", action=UseSmolLM2)
     options.add_argument("--same", action="store_true", help="only count the same responses")
-    options.add_argument("overrides", nargs="*", help="of both runs, such as a learning rate")
+    options.add_argument("overrides", nargs="*", help="Hydra overrides, such as a learning rate")
     arguments = options.parse_args()
     large = arguments.model == SMOLLM2
     experiment, side, every = ("smollm2_cpu", "off", 5) if large else (TINY, "on", 1)

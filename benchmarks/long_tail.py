@@ -1,4 +1,4 @@
-"""Measures the gain of drafts in a long tail of SmolLM2, by number of running requests.
+"""Measures the gain of drafts in the long tail of SmolLM2 rollouts, by number of running requests.
 
     python -m benchmarks.long_tail [--rounds 3] [--sides on prompt+run+draws:3:8]
 

@@ -1,4 +1,4 @@
-"""Functions of all benchmarks: options, turns of sides, prompts, and records."""
+"""Contains what benchmarks share: options, turns of sides, prompts, and records."""
 
 import argparse
 import json
@@ -103,7 +103,7 @@ def requests_of(
 def vllm_requests(
     requests: Sequence[tuple[list[int], RequestIdentity]], **sampling: Any
 ) -> tuple[list[Any], list[Any]]:
-    """Return the requests' prompts and `SamplingParams` for vLLM; `sampling` is added to these."""
+    """Return the requests' prompts and `SamplingParams`, which get the values of `sampling`."""
     from vllm import SamplingParams, TokensPrompt
 
     prompts = [TokensPrompt(prompt_token_ids=ids) for ids, _ in requests]
@@ -114,6 +114,6 @@ def vllm_requests(
 def sample(
     engine: Any, requests: Sequence[tuple[list[int], RequestIdentity]], **sampling: Any
 ) -> list[list[int]]:
-    """Let vLLM answer requests, with `sampling` as parameters; return the token ids."""
+    """Let vLLM answer requests, with `sampling` as parameters; return the answers' token ids."""
     outputs = engine.generate(*vllm_requests(requests, **sampling), use_tqdm=False)
     return [list(output.outputs[0].token_ids) for output in outputs]

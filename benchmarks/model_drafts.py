@@ -59,14 +59,14 @@ def run(side: str, seed: int) -> tuple[float, list[list[int]]]:
 
 
 def measure(sides: list[str], rounds: int) -> dict[str, list[float]]:
-    """Measure tokens per step of every side and round; raises if drafts changed a text."""
+    """Measure tokens per step of every side and round; raise if drafts changed a text."""
     found: dict[str, list[float]] = {side: [] for side in sides}
     for number in range(rounds):
         texts: list[list[int]] | None = None
         for side in measuring.turns(sides, number):
             tokens, answered = run(side, seed=100 + number)
             if texts is not None and answered != texts:
-                raise RuntimeError(f"{side}: texts differ from the previous side's")
+                raise RuntimeError(f"{side}: texts differ from those of the previous side")
             texts = answered
             found[side].append(tokens)
             print(f"round {number + 1}: {side}: {tokens:.3f} tokens per step", flush=True)

@@ -1,4 +1,4 @@
-"""Rebuilds the sets of real responses for measuring drafters, from public repositories.
+"""Rebuilds, from public repositories, the sets of real responses that drafters are measured on.
 
     git clone https://github.com/OWNER/NAME CLONES/NAME    # for each repository of `SOURCES`
     python -m benchmarks.real_traces CLONES --output FOLDER

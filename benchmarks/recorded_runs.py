@@ -27,7 +27,7 @@ MACHINE_PATH = re.compile(
     r"(?<![\w.>-])(?<!:/)(?:~|/(?:home|root|tmp|data|mnt|work|var|opt|usr))"
     r"(?:/[^\s/\"',:;=()\[\]{}]+)*/([^\s/\"',:;=()\[\]{}]+)"
 )
-OF_DAY = {"time_s", "start_s", "end_s"}  # large numbers that differ in their last bytes
+OF_DAY = {"time_s", "start_s", "end_s"}  # large numbers that differ only in their last bytes
 
 
 def store(run_dir: Path, target: Path, *, traces: bool = False) -> None:

@@ -53,10 +53,10 @@ def _raw_and_equal(row: TimeRow | None) -> str:
 
 
 def over(rows: Sequence[Mapping[str, Any]], mode: str, other: str) -> list[tuple[float, float]]:
-    """Return a mode's points: the target's share of steps, and the accuracy minus another mode's.
+    """Return a mode's points: the target's share of steps, and the gain in accuracy over `other`.
 
-    The other mode's accuracy at the same share is interpolated between the other mode's points and
-    the points of the modes `draft` and `target`.
+    The accuracy of `other` at the same share is interpolated between its points and the points of
+    the modes `draft` and `target`.
     """
     points = [(row["mode"], row["target_share"], row["accuracy"]["value"]) for row in rows]
     known = zip(*sorted(one[1:] for one in points if one[0] in (other, "draft", "target")),
@@ -109,7 +109,7 @@ def section(name: str, record: dict[str, Any]) -> str:
 
 
 def render() -> dict[Path, str]:
-    """Return every page by its file: docs/results.md, and one for each record that exists."""
+    """Return every page by its file: docs/results.md, and a page for each record that exists."""
     names = {path.name.removesuffix(".md.j2") for path in SECTIONS.iterdir()} - {VERDICTS}
     records = {name: read_record(RESULTS / f"{name}.json") for name in sorted(names)}
     pages = {PAGE: _render(VERDICTS, record=records, sides=sides, sources=SOURCES)} | {

@@ -43,7 +43,7 @@ from sam_rollout.integrations.vllm.offline import (
     prepare_environment,
 )
 
-os.environ[MULTIPROCESSING_ENV] = "1"  # each engine in a process, whose time is measured
+os.environ[MULTIPROCESSING_ENV] = "1"  # each engine has a process, whose time is measured
 prepare_environment()  # must precede torch, which the next line imports
 from sam_rollout.integrations.vllm.worker import SamWorkerExtension  # noqa: E402
 
@@ -110,10 +110,10 @@ def with_sources(config: Any, kinds: set[str], folder: Path) -> Any:
 
 
 def with_drafter(config: Any, name: str, folder: Path, head: Path) -> Any:
-    """Return the configuration with a drafter that the engine has itself.
+    """Return the configuration with the engine's own drafter.
 
-    It drafts with the head alone ("model"), with head and texts ("joined") or with n-grams
-    ("ngram").
+    The side "model" drafts with the head alone, "joined" with head and texts, and "ngram" with
+    n-grams.
     """
     from sam_rollout.config import sources_of
     from sam_rollout.sources.model import ModelSourceConfig

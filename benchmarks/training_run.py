@@ -48,7 +48,7 @@ def finished(run_dir: Path, overrides: tuple[str, ...]) -> bool:
 
 
 def train(run_dir: Path, *overrides: str, timeout_s: float, experiment: str = TINY) -> None:
-    """Train an experiment; progress goes to the terminal, the log to ``run_dir/log.txt``.
+    """Train an experiment; print the progress, and write the log to ``run_dir/log.txt``.
 
     Missing data is created first.
 

@@ -31,7 +31,7 @@ Requests = list[tuple[list[int], Any]]  # prompts and identities
 
 
 def settings(dtype: str, model: Path) -> dict[str, Any]:
-    """Return name -> group `sam` of each engine; the first one is the reference."""
+    """Return name -> group `sam` of each engine; the first engine is the reference."""
     from sam_rollout.config import ARTICLE, GateConfig, SamConfig
 
     always = GateConfig("threshold", MAX_NUM_SEQS)
@@ -57,7 +57,7 @@ def settings(dtype: str, model: Path) -> dict[str, Any]:
 def generate(
     model: Path, sam: Any, dtype: str, requests: Requests, *, asynchronous: bool
 ) -> dict[str, Any]:
-    """Run one engine on all requests; return their token ids and the number of accepted tokens."""
+    """Run an engine on all requests; return their texts and the number of accepted tokens."""
     from sam_rollout.config import RolloutSamplerConfig
     from tests.emulated_device import asynchronous_scheduling
 

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Patches an upstream package for sites that cannot load sam_rollout's plugins (docs/clusters.md):
 #   scripts/apply_patches.sh            applies the patches made for the version that is installed
-#   scripts/apply_patches.sh --check    says whether they would apply; changes nothing
-#   scripts/apply_patches.sh --status   says whether they are applied; exits with 1 if not
+#   scripts/apply_patches.sh --check    says whether the patches would apply; changes nothing
+#   scripts/apply_patches.sh --status   says whether the patches are applied; exits with 1 if not
 #   scripts/apply_patches.sh --undo     restores the files exactly as they were
 # Where to look:
 #   --python PYTHON   the package that this interpreter imports (default: $PYTHON, or python3)
 #   --target DIR      the package in this folder: site-packages, or the root of a source tree
 # All patches are tried on a copy first; the package is changed by all of them or not at all.
 set -euo pipefail
-export LC_ALL=C # the script reads the output of tools
+export LC_ALL=C # tools print English, which the script reads
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 
 PATCHES="$ROOT/patches"
@@ -64,7 +64,8 @@ finish() {
 trap finish EXIT
 trap 'exit 130' HUP INT TERM
 
-# Prints the names of the folders in patches/ without versions, each once.
+# Prints the name of each project that has a folder in patches/ (the folder's name without its
+# version), once each.
 upstreams() {
     local folder
     for folder in "$PATCHES"/*-[0-9]*/; do basename "${folder%-[0-9]*}"; done | sort -u
@@ -130,8 +131,7 @@ prepare() {
     done
 }
 
-# Sets STATE: applied, unpatched, or changed (the files are neither the package's nor the patched
-# ones).
+# Sets STATE: applied, unpatched, or changed (neither the package's own files nor patched files).
 find_state() {
     local pristine="$FOLDER/pristine.sha256"
     [ ! -d "$RECORD" ] || pristine="$RECORD/pristine.sha256"
@@ -143,7 +143,7 @@ find_state() {
     fi
 }
 
-# Prints one line for every file with other changes, and ends.
+# Prints one line for every file with other changes, and ends the script.
 refuse_changed() {
     local file patches lines=()
     local patches_in="$FOLDER" expected="$FOLDER/pristine.sha256" of="$NAME $VERSION"
@@ -235,7 +235,7 @@ find_package() {
     FOLDER="$PATCHES/$NAME-$VERSION"
     RECORD="$PACKAGE_ROOT/.sam_rollout-$NAME-$VERSION"
     [ -d "$FOLDER" ] && return
-    # With the record, patches of another checkout can be undone, too.
+    # A record is enough to undo the patches of another checkout.
     case "$ACTION" in undo | status) [ ! -d "$RECORD" ] || return 0 ;; esac
     die "$NAME $VERSION was found in $PACKAGE_ROOT; there are patches for" \
         "$NAME $(supported_versions)"

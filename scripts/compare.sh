@@ -9,7 +9,7 @@
 #   scripts/compare.sh experiment=tiny_cpu repeats=5 trainer.total_training_steps=20
 #   scripts/compare.sh --dry-run experiment=qwen3_32b_910c                  # print what would run
 #
-# All other arguments are Hydra overrides for all runs, except for these two:
+# Arguments are Hydra overrides for all runs, except for these two:
 #
 #   repeats=N      number of pairs; default 3
 #   skip_first=N   number of first steps that are not compared; default 1, or 0 with
@@ -90,7 +90,7 @@ OUTPUT_DIR="$(realpath -m "$OUTPUT_DIR")"
 PLAN="$OUTPUT_DIR/plan.txt"
 cd "$ROOT"
 
-declare -A OPTION=([base]=off [sam]=on) # a run folder has the name of its side; Hydra needs the option
+declare -A OPTION=([base]=off [sam]=on) # run folders are named after sides; Hydra needs options
 RUNS=()
 for ((pair = 1; pair <= REPEATS; pair++)); do RUNS+=("base-$pair" "sam-$pair"); done
 
@@ -138,7 +138,7 @@ show_plan() {
     [ -z "$DRY_RUN" ] || { compare_command; echo "    ${COMPARE_COMMAND[*]@Q}"; }
 }
 
-# Arguments that define the runs. A folder never mixes two comparisons, but repeats may be added.
+# Prints what defines the runs. A folder never mixes two comparisons, but repeats may be added.
 plan_text() { printf '%s\n' "experiment=$EXPERIMENT" "seed=$SEED" ${OVERRIDES[@]+"${OVERRIDES[@]}"}; }
 
 compare_command() {

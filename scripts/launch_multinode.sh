@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains on many nodes over ssh: starts Ray on each node, runs the recipe on the first one, shows its
-# log, stops all processes at the end, and exits with the recipe's status.
+# Trains on many nodes over ssh: starts Ray on each node, runs the recipe on the first node, shows
+# the recipe's log, stops all processes at the end, and exits with the recipe's status.
 #
 #   scripts/launch_multinode.sh --nodes hosts.txt --config experiment=qwen3_32b_910c sam=on
 #

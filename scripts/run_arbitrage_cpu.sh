@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs arbitrage with the tiny models on this machine's CPU. It compares both models' steps, trains a
-# router on them, and lets every mode answer test problems, with and without drafts in the engines.
+# Runs arbitrage with the tiny models on this machine's CPU: compares both models' steps, trains a
+# router on these comparisons, and lets every mode answer test problems, with and without drafts.
 #
 #   bash scripts/run_arbitrage_cpu.sh              # about 8 minutes on two cores
 #   bash scripts/run_arbitrage_cpu.sh --sides on   # options go to the report

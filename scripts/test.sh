@@ -15,10 +15,10 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 
 ALL_PARTS="lint unit recipes contracts integration ascend e2e cluster"
 FAST_PARTS="lint fast"
-# Groups run one after the other. Two parts of a group run at a time, lint and then the longest first.
+# Groups run one after the other. Two parts of a group run at once; lint and long parts start first.
 # Runs on Ray need many processes that wait for each other, so they are a group of their own.
 GROUPS_OF_PARTS=("lint integration unit ascend recipes contracts" "e2e cluster")
-# The folder is named by this process, because another run may use the same checkout.
+# The folder's name is this process's id, because another run may use the same checkout.
 ALL_RESULTS="$ROOT/.test-results"
 RESULTS="$ALL_RESULTS/$$"
 VENV_PYTHON="$ROOT/.venv/bin/python"
@@ -39,7 +39,7 @@ limit_s() {
     esac
 }
 
-# Runs a command within its part's time limit; stores its process for end_parts.
+# Runs a command within its part's time limit; stores the process's id for end_parts.
 limited() {
     local part="$1" status=0
     shift
@@ -65,7 +65,7 @@ run_lint() {
     limited lint "$VENV_PYTHON" -m mypy
 }
 
-# Status of pytest, or of timeout (124, 137). Status 5, "no tests collected", stays a failure.
+# Returns the status of pytest or timeout (124, 137). Status 5, "no tests collected", is a failure.
 run_pytest() {
     local part="$1" python="$VENV_PYTHON"
     local folders=("tests/$part") options=()
@@ -96,8 +96,7 @@ run_part() {
     echo "$status $((SECONDS - started))" > "$RESULTS/$part.status"
 }
 
-# Runs a command under a lock, so that its output is not mixed with the other lane's, however long it
-# is.
+# Runs a command under a lock, so that even long output is not mixed with that of the other lane.
 alone() {
     {
         flock 9
@@ -119,7 +118,7 @@ next_part() {
     } 9> "$RESULTS/queue.lock"
 }
 
-# Runs parts until none is left, without mixing their output with the other lane's.
+# Runs parts until none is left, without mixing their output with that of the other lane.
 run_lane() {
     local part
     while part="$(next_part)" && [ -n "$part" ]; do

@@ -1,1 +1,1 @@
-"""Arbitrage: a small model writes steps, and a large model rewrites steps that it would improve."""
+"""Implements Arbitrage: a small model writes steps, and a large model rewrites some of them."""

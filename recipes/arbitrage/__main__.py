@@ -1,10 +1,10 @@
-"""Arbitrage for evaluating checkpoints and for making data; never for rollouts.
+"""Runs Arbitrage to evaluate checkpoints or to make data; it is never used for rollouts.
 
     python -m recipes.arbitrage collect --draft D --target T --data train.parquet
     python -m recipes.arbitrage train --base SMALL_MODEL --router ROUTER
     python -m recipes.arbitrage report --draft D --target T --data test.parquet --router ROUTER
 
-By default it uses the tiny models and the synthetic task: docs/arbitrage.md.
+By default, the program uses the tiny models and the synthetic task (docs/arbitrage.md).
 """
 
 import argparse
@@ -40,13 +40,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("command", choices=COMMANDS)
     add = made.add_argument
     add("--draft", default=TINY_DRAFT, help="the small model: checkpoint folder or hub name")
-    add("--target", default=TINY_MODEL, help="the large one, with the same vocabulary")
+    add("--target", default=TINY_MODEL, help="the large model, with the same vocabulary")
     add("--data", type=Path, help="parquet file of prepare_data; default: the synthetic task")
     add("--limit", type=int, help="use only this many rows")
     add("--samples", type=int, default=1, help="answers per row")
     add("--no-thinking", action="store_true", help="ask for an answer at once")
     add("--reward", default=CHECKER, help="the synthetic task's checker, or a reward model")
-    add("--step-tag", default="<extra_0>", help="where the reward model scores a step")
+    add("--step-tag", default="<extra_0>", help="token at which the reward model scores")
     add("--delimiter", default="\n\n", type=_unescaped, help="ends a step; \\n is a line break")
     add("--temperature", type=float, default=1.0)
     add("--top-p", type=float, default=1.0)
@@ -58,8 +58,8 @@ def parser() -> argparse.ArgumentParser:
     add("--tensor-parallel-size", type=int, default=1, help="of the target")
     add("--memory", type=float, nargs=3, default=(0.2, 0.5, 0.1),
         metavar=("DRAFT", "TARGET", "JUDGE"), help="shares of a device's memory")  # fmt: skip
-    add("--router", type=Path, help="its folder")
-    add("--pairs", type=Path, default=Path("pairs.jsonl"), help="what collect writes")
+    add("--router", type=Path, help="folder of the router")
+    add("--pairs", type=Path, default=Path("pairs.jsonl"), help="file of collect's result")
     add("--target-samples", type=int, default=2, help="steps of the target to average over")
     add("--base", default=TINY_DRAFT, help="small language model that becomes the router")
     add("--epochs", type=float, default=2)
@@ -67,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
     add("--modes", nargs="+", choices=MODES, default=MODES)
     add("--shares", type=float, nargs="+", default=(0.05, 0.1, 0.2, 0.4), help="of target steps")
     add("--sides", nargs="+", choices=SIDES, default=SIDES, help="drafts in both engines")
-    add("--output", type=Path, help="write the result there")
+    add("--output", type=Path, help="file for the result")
     return made
 
 

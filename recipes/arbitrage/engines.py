@@ -1,4 +1,4 @@
-"""The models of Arbitrage in vLLM: two that write steps, and others that judge them.
+"""Runs the models of Arbitrage in vLLM: two models write steps, and others judge the steps.
 
 The writing models use this project's drafter and the coupled sampler, so drafts do not change an
 answer.
@@ -40,7 +40,7 @@ class Engine:
         self.names = itertools.count()
 
     async def ask(self, tokens: list[int], parameters: Any) -> Any:
-        """Return the output of a request once ``work`` has finished it."""
+        """Return the output of a request once ``work`` has finished the request."""
         from vllm import TokensPrompt
 
         name, ended = str(next(self.names)), asyncio.get_running_loop().create_future()
@@ -167,7 +167,7 @@ class Router(_Judge):
 
 
 class RewardModel(_Judge):
-    """A process reward model that scores steps at a tag, such as Qwen2.5-Math-PRM-7B."""
+    """A process reward model, such as Qwen2.5-Math-PRM-7B, that scores each step at a tag."""
 
     def __init__(self, engine: LLM, tag: str) -> None:
         super().__init__(engine, "token_classify")
@@ -188,6 +188,6 @@ class RewardModel(_Judge):
 
 
 def judging_engine(model: str, memory: float) -> Any:
-    """Run a classifying model in a share of a device's memory, for a ``with`` statement."""
+    """Run a classifier for a ``with`` statement; ``memory`` is its share of a device's memory."""
     arguments = {"runner": "pooling", "gpu_memory_utilization": memory}
     return offline_engine(model, SamConfig(enabled=False), enable_prefix_caching=True, **arguments)

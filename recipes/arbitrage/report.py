@@ -17,7 +17,7 @@ Point = tuple[str, float]  # mode and tau
 
 
 def points(modes: Sequence[str], thresholds: Mapping[str, Sequence[float]]) -> list[Point]:
-    """Pair each mode with each of its different thresholds from ``router.calibrate``."""
+    """Pair each mode with each of its distinct thresholds from ``router.calibrate``."""
     return [(mode, tau) for mode in modes for tau in dict.fromkeys(thresholds.get(mode, [0.0]))]
 
 
@@ -31,8 +31,8 @@ def measure(
     """Answer all problems at every point (mode and tau), and return accuracy and cost.
 
     ``problems`` are solutions without steps. The result has one row per point: accuracy, tokens and
-    steps of the answers without drafts. For "off" and "on", the row also has the ``seconds`` and
-    the number of answers that are ``identical`` to the answers without drafts.
+    steps of the first side's answers. For each side ("off" and "on"), the row also has the
+    ``seconds`` and the number of answers that are ``identical`` to the first side's answers.
     """
     rows = []
     with authors(*setup) as both:

@@ -1,8 +1,8 @@
 """The router of Arbitrage, which predicts whether the target would write a better step.
 
-It is trained on pairs of a draft model's step and the target's steps in its place. A pair's label
-is 1 if the mean process reward of the target's steps is higher. Pairs are tables with the columns
-``problem``, ``text`` (the router's input), and the process rewards ``draft`` and ``target``.
+A training pair is a draft model's step, and steps that the target wrote in its place. The label is
+1 if the target's mean process reward is higher than the draft model's reward. A table of pairs has
+the columns ``problem``, ``text`` (the router's input), and the rewards ``draft`` and ``target``.
 """
 
 import asyncio
@@ -38,8 +38,8 @@ def collect(
 ) -> pd.DataFrame:
     """Let both models write every step of the solutions, and return one pair per step.
 
-    A random choice decides from which model's step an answer continues. The target writes `samples`
-    steps, and its reward is their mean reward.
+    The target writes each step `samples` times; its reward is the mean of their rewards. A random
+    choice decides from which model's step the answer continues.
     """
     pairs = []
 
@@ -129,9 +129,9 @@ def quality(pairs: pd.DataFrame) -> dict[str, float]:
     Returns:
         ``pairs`` is the number of pairs. ``share`` is the share of pairs in which the target's step
         is better. ``mendable`` is this share among the pairs in which the draft model's reward is
-        below 1. ``balanced_accuracy`` measures the prediction that the target's step is better if
-        ``chance`` is above one half. ``spearman`` is the rank correlation of ``chance`` and the
-        target's reward minus the draft model's.
+        below 1. If ``chance`` is above one half, the target's step is predicted to be better;
+        ``balanced_accuracy`` measures these predictions. ``spearman`` is the rank correlation
+        between ``chance`` and this difference: the target's reward minus the draft model's reward.
     """
     better, wrong = labels(pairs), pairs["draft"] < 1
     right = ((pairs["chance"] > 0.5) == better).groupby(better).mean()
@@ -149,8 +149,8 @@ def calibrate(pairs: pd.DataFrame, shares: Sequence[float]) -> dict[str, list[fl
     target.
 
     ``pairs`` are held-out pairs with the router's ``chance``. The thresholds of ``router`` and
-    ``rsd`` are in the order of ``shares``. If many rewards are equal, ``rsd`` has fewer thresholds
-    than shares.
+    ``rsd`` are in the order of ``shares``. If many rewards are equal, several thresholds of ``rsd``
+    may be equal.
     """
     router = pairs["chance"].quantile([1 - share for share in shares])
     # Rewards are often equal, so the closest possible share is taken.

@@ -113,9 +113,9 @@ def choice_of(mode: str, tau: float, target: Author, judges: dict[str, Score]) -
 
     Args:
         mode: With ``rsd`` the target rewrites a step if the step's process reward is below ``tau``.
-            With ``router`` a probability is predicted: that the target would write a better step.
-            If it is above ``tau``, the target rewrites the step. With ``oracle`` both models write
-            each step, and the target's step is taken if its reward is higher by more than ``tau``.
+            With ``router``, it rewrites a step if it would write a better step with a predicted
+            probability above ``tau``. With ``oracle``, both models write each step, and the
+            target's step is taken if its reward is higher by more than ``tau``.
         tau: The threshold.
         target: The large model.
         judges: ``reward`` returns process rewards, and ``router`` returns probabilities; both are

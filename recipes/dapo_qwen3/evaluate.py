@@ -9,11 +9,11 @@ Usage:
     python -m recipes.dapo_qwen3.evaluate --model Qwen/Qwen3-8B --data data/gsm8k/test.parquet \\
         --samples 4 --max-tokens 8192 --tensor-parallel-size 2
 
-The program prints both sides with 95 % intervals over problems, and their paired difference. A
-problem is a prompt; rows with the same prompt are further samples of it. With
-``--rollout-sampler coupled`` (the default), ``coupled_inversion`` or ``--greedy``, every response
-must also be the same on both sides, up to numerical ties. Exit status 1: responses differ, or
-nothing was drafted, so that equality proves nothing. 2: the evaluation failed to run.
+The program prints pass@1 of both sides with 95 % intervals over problems, and the paired
+difference. A problem is a prompt; rows with the same prompt are further samples of it. With
+``--rollout-sampler coupled`` (the default), ``coupled_inversion`` or ``--greedy``, the exit status
+is 1 if responses differ by more than numerical ties, or if nothing was drafted (equal responses
+then prove nothing). It is 2 if the evaluation failed to run.
 """
 
 import argparse
@@ -130,8 +130,8 @@ def _shares(groups: Groups) -> list[float]:
 def summarise(groups: Groups, drafts: tuple[int, int] = (0, 0)) -> dict[str, Any]:
     """Summarise the responses of one side.
 
-    ``drafts`` are the numbers of drafted and accepted tokens. The interval is Wilson's if each
-    problem has one sample, else from a bootstrap over problems.
+    ``drafts`` are the numbers of drafted and accepted tokens. The interval of pass@1 is Wilson's if
+    each problem has one sample. Otherwise it comes from a bootstrap over problems.
     """
     shares, responses = _shares(groups), [response for group in groups for response in group]
     single = len(responses) == len(groups)

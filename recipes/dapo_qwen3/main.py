@@ -2,8 +2,8 @@
 
 ``python -m recipes.dapo_qwen3.main`` is the same. The program composes the configuration, checks it
 before anything heavy is imported, and starts verl's trainer. ``--dry-run`` prints the plan of a run
-and starts nothing; it needs neither data, weights nor a device. ``--check-only`` ends after the
-checks; scripts/node.sh runs them before it starts a cluster.
+and starts nothing; it needs neither data, weights nor a device. With ``--check-only`` the program
+ends after the checks; scripts/node.sh runs these checks before it starts a cluster.
 """
 
 import functools
@@ -121,7 +121,7 @@ def run_command() -> None:
     for flag, function in ((DRY_RUN, dry_run), (CHECK_ONLY, check_only)):
         if flag in sys.argv:
             given = [part for part in sys.argv[1:] if part != flag]
-            # Hydra accepts overrides only in one block, so these precede the first given one.
+            # Hydra accepts overrides only in one block, so ours precede the first given override.
             place = next((i for i, part in enumerate(given) if "=" in part), len(given))
             sys.argv[1:] = [*given[:place], *LEAVE_NO_TRACE, *given[place:]]
             return function()

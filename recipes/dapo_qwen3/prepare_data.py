@@ -1,4 +1,4 @@
-"""Writes the recipe's data sets as parquet files in the columns that verl reads.
+"""Writes the recipe's data sets as parquet files with the columns that verl reads.
 
 verl trains on parquet files with the columns ``data_source``, ``prompt`` (a list of chat messages),
 ``ability``, ``reward_model`` and ``extra_info``. Public data sets of mathematics have other
@@ -85,7 +85,7 @@ PUBLIC_SETS = {
 
 
 def _require_hub(name: str) -> None:
-    """Raise ``PreparationError`` at once if the hub cannot be reached, instead of long retries."""
+    """Raise ``PreparationError`` if the hub cannot be reached; its client would retry for long."""
     address = urlsplit(os.environ.get("HF_ENDPOINT") or datasets.config.HF_ENDPOINT)
     try:
         port = address.port or (443 if address.scheme == "https" else 80)
@@ -109,7 +109,7 @@ def _local_files(source: Path, public: PublicSet, split: str) -> list[Path]:
     if source.is_file():
         return [source]
     found = sorted(p for p in source.rglob("*") if p.suffix in READERS and p.is_file())
-    # A hub copy keeps configurations in folders and splits in file names (main/train-00000-of-...).
+    # In the hub's copy, folders have the names of configurations; file names begin with the split.
     configured = [p for p in found if public.hub_config in p.relative_to(source).parts]
     found = configured or found
     named = [p for p in found if p.stem.lower().startswith(split)]

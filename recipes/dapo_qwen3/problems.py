@@ -29,7 +29,7 @@ class Request:
 
 
 def rows_of(data: Path | None, limit: int | None, split: str = "test") -> list[dict[str, Any]]:
-    """Read the first ``limit`` rows of the named data, or of a split of the synthetic task."""
+    """Read the first ``limit`` rows of the file ``data`` or, without one, of the synthetic task."""
     if data is None:
         from recipes.dapo_qwen3.prepare_data import prepare
 

@@ -1,10 +1,10 @@
-"""The reward of the recipe: +1 for a right final answer, -1 for anything else, as in DAPO.
+"""Computes the recipe's reward: +1 for a right final answer, -1 for anything else, as in DAPO.
 
-verl calls the function for every response, from threads of an event loop. The settings
+verl calls `compute_score` for every response, from threads of an event loop. The settings
 ``reward.custom_reward_function.path=.../reward.py`` and ``reward.reward_manager.name=dapo`` select
 it. The function first compares the last ``\\boxed{}`` of the response with the ground truth as
-text. If this fails and the answer can be written in several ways, math-verify compares symbolically
-in a worker process, which is killed if it takes too long.
+text. If they differ and the answer can be written in several ways, math-verify compares them
+symbolically in a worker process, which is killed if it takes too long.
 """
 
 import importlib
@@ -102,7 +102,7 @@ def _verify_in_worker(truth: str, answer: str) -> bool:
 def _importable(name: str) -> Callable[..., bool]:
     """Return the function ``name`` from a module that a spawned process can import, too.
 
-    verl may load this file by its path. The module that verl makes exists only in verl's process.
+    verl may load this file by its path, which makes a module that exists only in verl's process.
     """
     root = str(Path(__file__).resolve().parents[2])
     if root not in sys.path:
@@ -135,8 +135,8 @@ def _end_worker() -> None:
 def symbolically_equal(truth: str, answer: str, timeout: float = SYMBOLIC_TIMEOUT) -> bool:
     """Return whether two LaTeX answers mean the same, or ``False`` after ``timeout`` seconds.
 
-    Any thread may call it. One comparison runs at a time, and its time limit begins when it starts.
-    It never raises.
+    Any thread may call this function, which never raises. One comparison runs at a time, and its
+    time limit begins when it starts.
     """
     if not answer or max(len(truth), len(answer)) > MAX_SYMBOLIC_CHARACTERS:
         return False
@@ -171,7 +171,7 @@ def compute_score(
     """Score one response; the result has the form that verl's ``dapo`` reward manager expects.
 
     The result has ``score`` (+1.0 or -1.0, the reward), ``acc`` (1.0 or 0.0, logged) and ``pred``
-    (the answer found, or ""; logged). Unknown keyword arguments are ignored. It never raises.
+    (the answer found, or ""; logged). Unknown keyword arguments are ignored. No error is raised.
     """
     response = str(solution_str or "")
     prediction = last_boxed(response)

@@ -61,7 +61,7 @@ def convert(weights: Path, output: Path) -> None:
 
 
 def make(wheels: Path, output: Path) -> None:
-    """Make the checkpoint folder unless it exists; it appears when it is complete."""
+    """Make the checkpoint folder unless it exists; the folder appears only when it is complete."""
     if output.exists():
         print(f"{output} exists already")
         return

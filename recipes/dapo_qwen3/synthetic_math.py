@@ -38,8 +38,8 @@ PASS_KINDS = {"columns": 0.42, "head": 0.40, "mixed": 0.18}
 PASS_COUNTS = {1: 0.48, 2: 0.37, 3: 0.11, 4: 0.04}
 #: Chances of each number of operands: most chains are short, a few are very long.
 OPERAND_COUNTS = {2: 22, 3: 30, 4: 22, 5: 11, 6: 6, 7: 3, 8: 2, 9: 1.5, 10: 1, 11: 1, 12: 0.5}
-#: Maximum length of a demonstration, in characters. Longer ones are drawn again, so that they fit
-#: the response limit.
+#: Maximum length of a demonstration, in characters. Longer demonstrations are drawn again, because
+#: all must fit into the response limit.
 MAX_CHARACTERS = 2080
 #: Chance that a sentence keeps the wording used before in the same response.
 KEEP_WORDING = 0.93
@@ -224,7 +224,7 @@ class _Writer:
         return wrong if wrong >= 0 else result + place
 
     def work(self, expression: str, columns: str, result: int, careful: bool) -> tuple[str, int]:
-        """Write one operation; returns its text and the result as written."""
+        """Write one operation; return its text and the result as written."""
         written = self.slip(result, self.column_slip if careful else self.head_slip)
         if not careful:
             return f"{expression}={written}.", written
@@ -307,7 +307,7 @@ def _step(
 
 
 def _pass(writer: _Writer, problem: Problem, kind: str) -> tuple[str, int]:
-    """Write one pass over the chain; returns its text and its result."""
+    """Write one pass over the chain; return its text and its result."""
 
     def careful() -> bool:
         return kind == "columns" or (kind == "mixed" and writer.rng.random() < 0.5)

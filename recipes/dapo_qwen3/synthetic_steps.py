@@ -1,4 +1,4 @@
-"""Process rewards of the synthetic task's steps: the share of a line's claims that are true.
+"""Rewards each step of a response to the synthetic task by the share of true claims in its lines.
 
 This program replaces a process reward model on a laptop. It assumes that the results of earlier
 lines are right, so a wrong result only lowers the reward of its own line.

@@ -1,4 +1,4 @@
-"""Finds where responses without and with drafts diverge, and whether rounding explains it."""
+"""Finds where responses without and with drafts diverge, and asks whether rounding is the cause."""
 
 import argparse
 import math
@@ -11,7 +11,7 @@ import numpy as np
 from sam_rollout.config import COUPLINGS
 from sam_rollout.verification.ties import GREEDY, TIE, distance_from_tie, first_difference
 
-# Only this number of divergences, the earliest ones, are examined, because each costs a prefill.
+# Only this number of divergences is examined, the earliest ones, because each costs a prefill.
 MOST_LOOKED_AT = 256
 
 
@@ -31,7 +31,7 @@ class Divergence:
 
 
 def divergences(off: Sequence[Sequence[Any]], on: Sequence[Sequence[Any]]) -> list[Divergence]:
-    """List the requests whose two responses differ; each side is a list of samples per problem."""
+    """List where the two responses to a request differ; a side has a list of samples by problem."""
     found = []
     for problem, (left, right) in enumerate(zip(off, on, strict=True)):
         for sample, both in enumerate(zip(left, right, strict=True)):

@@ -220,9 +220,9 @@ def train(
 def deepen(model: Qwen3ForCausalLM, seed: int = 0) -> Qwen3ForCausalLM:
     """Return a model of ``DEPTH`` layers that computes exactly what ``model`` computes.
 
-    New layers follow every layer. Their output projections are zero, so they add nothing until
-    training changes them (LLaMA Pro's block expansion, arXiv 2401.02415). With few layers,
-    verification on a CPU would be more expensive, relative to a step, than on an accelerator.
+    New layers are inserted after each layer of ``model``. Their output projections are zero, so
+    they add nothing until training changes them (LLaMA Pro's block expansion, arXiv 2401.02415).
+    With few layers, verification on a CPU would take more of a step's time than on an accelerator.
     """
     config = copy.deepcopy(model.config)
     config.num_hidden_layers = DEPTH
@@ -246,7 +246,7 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, output: Pa
     output.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(output, safe_serialization=True)
     tokenizer.save_pretrained(output)
-    # All versions of transformers know this class; version 5 names a newer one.
+    # All versions of transformers know this class; version 5 would write a newer name.
     path = output / "tokenizer_config.json"
     settings = json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
     path.write_text(json.dumps(settings, indent=2) + "\n")

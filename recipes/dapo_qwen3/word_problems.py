@@ -1,4 +1,4 @@
-"""Word problems of one and two steps in English, for a small pretrained model.
+"""Draws word problems of one and two steps in English, for a small pretrained model.
 
 No problem occurs twice in a split, or in both splits.
 """
@@ -23,7 +23,7 @@ _BOXES = ("bags", "boxes", "jars", "shelves", "trays")
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of problems: text, range of each number, function for the answer."""
+    """A kind of problem: its text, the range of each number, and the function for the answer."""
 
     text: str
     numbers: tuple[tuple[int, int], ...]

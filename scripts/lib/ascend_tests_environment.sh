@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv-ascend for tests/ascend: the Python code of vLLM and vllm-ascend on a CPU, without their
-# kernels. scripts/test.sh ascend calls it, after scripts/install.sh cpu; a second call does nothing.
-# It keeps vllm-ascend's source package in .cache/sdists, on which patches/ are tried.
+# kernels. scripts/test.sh ascend calls this script after scripts/install.sh cpu; a second call does
+# nothing. The source package of vllm-ascend stays in .cache/sdists, where tests try patches/ on it.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 

@@ -63,9 +63,9 @@ class Part:
         if self.rank == 0 and not options.config:
             raise ClusterError("nothing to run: give --config experiment=... [overrides]")
         self.devices, self.resource = options.devices_per_node, common.RESOURCES[options.device]
-        # Each user has a folder for each cluster, by its port.
+        # Each user has one folder per cluster; the port identifies the cluster.
         self.folder = Path(tempfile.gettempdir()) / f"sam-ray-{os.getuid()}-{self.port}"
-        # The length of sockets' paths is limited.
+        # Ray puts sockets into its folder, and the length of their paths is limited.
         self.ray_folder, self.ray_log = self.folder / "ray", self.folder / "ray-start.log"
 
     @cached_property
@@ -253,7 +253,7 @@ def watch_job(
     while job.poll() is None:
         pause(POLL_S)
         if lost and time.monotonic() > deadline:
-            say("the job still waits for what is lost; ending it")
+            say("the job still waits for a lost node; ending the job")
             end(job, JOB_STOP_S)
             return common.EXIT_NODE_LOST, lost
         now = lost_nodes(lambda node: node["alive"])
@@ -294,9 +294,9 @@ def warn_of_open_cluster() -> None:
         version = metadata.version("ray")
         if tuple(int(number) for number in version.split(".")[:2]) < RAY_WITH_TOKEN:
             say(
-                f"warning: ray {version} knows no token, the cluster is open: programs that "
-                "reach its ports can run others on the nodes (a firewall, or ray >= "
-                f"{'.'.join(map(str, RAY_WITH_TOKEN))})"
+                f"warning: ray {version} knows no token, the cluster is open: a program that "
+                "reaches its ports can run others on the nodes; use a firewall, or ray >= "
+                f"{'.'.join(map(str, RAY_WITH_TOKEN))}"
             )
 
 

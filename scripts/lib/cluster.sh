@@ -43,7 +43,7 @@ set_default() {
     [ -n "${!1+set}" ] || export "$1=$2"
 }
 
-# Sources a vendor's script if it exists; it may use unset variables.
+# Sources a vendor's script if the script exists; it may use unset variables.
 source_if_there() {
     local status=0
     [ -f "$1" ] || return 0
@@ -52,11 +52,11 @@ source_if_there() {
     source "$1"
     status=$?
     set -eu
-    # A status is ignored: the last line may be a condition such as "[ -f x ] && source x".
+    # A failing status is ignored: the last line may be a condition such as "[ -f x ] && source x".
     [ "$status" -eq 0 ] || say "$1 ended with status $status: look there if something is missing"
 }
 
-# Raises the limit of open files: every node has connections to all the others.
+# Raises the limit of open files, because every node has connections to all the others.
 raise_open_files() {
     local wanted="$1" now
     now="$(ulimit -n)"
@@ -75,7 +75,7 @@ preload_first() {
     done
 }
 
-# Prints the value of an option, given as "--name value" or "--name=value"; empty if it is absent.
+# Prints the value of an option, given as "--name value" or "--name=value"; nothing if it is absent.
 option() {
     local name="$1"
     shift

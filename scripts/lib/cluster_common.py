@@ -1,4 +1,4 @@
-"""Options, output, signals and exit statuses that the launcher and the nodes' parts share."""
+"""Contains the options, output, signals and exit statuses that launcher and nodes share."""
 
 from __future__ import annotations
 
@@ -87,15 +87,15 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
     """Return a parser of the options that the launcher passes to the nodes' parts."""
     parser = argparse.ArgumentParser(prog=program, description=description)
     add = parser.add_argument
-    add("--config", nargs="+", default=[], metavar="OVERRIDE", help="of the recipe (head)")
+    add("--config", nargs="+", default=[], metavar="OVERRIDE", help="of the recipe, on the head")
     add("--device", choices=tuple(RESOURCES), help="default: what each node has")
     add("--devices-per-node", type=int, help="dies, GPUs or logical devices; default: all")
-    add("--interface", help="network interface of training (default: of the default route)")
+    add("--interface", help="network interface of training; default: that of the default route")
     add("--port", type=int, default=PORT, help="of Ray on the head")
     add("--dashboard-port", type=int, default=DASHBOARD_PORT, help="on the head; 0: no dashboard")
-    add("--timeout", type=int, default=600, help="s, for all nodes to join")
-    # The job's own error is more informative than ours.
-    add("--loss-grace", type=int, default=30, help="s, for a job that lost a node to end")
+    add("--timeout", type=int, default=600, help="seconds for all nodes to join")
+    # The job may end by itself, because its own error is more informative than ours.
+    add("--loss-grace", type=int, default=30, help="seconds until a job that lost a node is ended")
     add("--ray-options", default="", help="more options for ray start")
     add("--doctor", action="store_true", help="look at all nodes instead of running the recipe")
     add("--print", action="store_true", help="print what would be started, start nothing")

@@ -70,8 +70,8 @@ def resolve(name: str) -> str:
         if not address.startswith("127."):
             return address
     raise ClusterError(
-        f"the head {name} means {address} here: write its address on the network of training "
-        f"behind it, '{name} 10.0.0.1'"
+        f"the head {name} means {address} here: after the name, write the head's address on the "
+        f"training network, as in '{name} 10.0.0.1'"
     )
 
 
@@ -193,7 +193,7 @@ def wait(head: Remote, *workers: Remote) -> int:
                 tell_error(f"{part.name} did not join; its last lines ({part.log}):")
                 tell_log(part)
         show(f"exit status {head.status}; logs of all nodes: {head.log.parent}")
-    return EXIT_NO_CLUSTER if head.status == 255 else head.status  # ssh's own failure
+    return EXIT_NO_CLUSTER if head.status == 255 else head.status  # 255: ssh failed
 
 
 def tell_log(part: Remote) -> None:
@@ -209,8 +209,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--nodes", type=Path, required=True, help="file with one node a line, the head first")
-    add("--env", action="append", default=[], metavar="NAME=VALUE", help="on every node; repeat")
-    add("--remote-dir", type=Path, default=REPOSITORY, help="of the checkout on every node")
+    add("--env", action="append", default=[], metavar="NAME=VALUE", help="on all nodes; repeatable")
+    add("--remote-dir", type=Path, default=REPOSITORY, help="checkout's folder on every node")
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     add("--log-dir", type=Path, default=REPOSITORY / "outputs" / "multinode" / stamp)
     options = parser.parse_args(arguments)

@@ -1,9 +1,9 @@
-"""Find a package, installed or in a source tree, without importing it.
+"""Finds a package, installed or in a source tree, without importing it.
 
     python find_package.py <distribution> [<folder with the package>]
 
-The program prints the version and the folder that contains the package, on two lines. Without a
-package or a version, it prints one line and exits with 1.
+The program prints the version and the folder that contains the package, on two lines. If it finds
+no package or no version, it prints one line and exits with 1.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Print a summary of all JUnit files in a folder, in one line like pytest's own.
+"""Prints a summary of all JUnit files in a folder, in one line like the last line of pytest.
 
 python sum_junit.py <folder> <seconds> [part that failed ...]
 """

@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# Trains an experiment on this machine's CPU without and with SAM, and compares; to be sourced.
+# Trains an experiment on this machine's CPU without and with SAM, and compares the runs.
 #
-# Needs EXPERIMENT, OUTPUT_DIR and PYTHON. Arguments: further options of the group sam, then Hydra
-# overrides for all runs. TIMEOUT_S limits the seconds of a run.
+# To be sourced with EXPERIMENT, OUTPUT_DIR and PYTHON. Arguments: further options of the group sam,
+# then Hydra overrides for all runs. TIMEOUT_S limits the seconds of a run.
 
-# The time limit ends a run that hangs, for example with a dead engine during a weight sync.
+# The time limit ends a run that hangs, for example because its engine died during a weight sync.
 TIMEOUT_S=${TIMEOUT_S:-3600}
 
 # Runs on a CPU need no network, no tracker's account and no telemetry.
