@@ -27,7 +27,7 @@ from sam_rollout.integrations.vllm.scheduling.request_rules import mark_as_ours
 from sam_rollout.integrations.vllm.wrapping import wrap_once
 from sam_rollout.sources.model import BY_PASSES
 
-# Known releases of vLLM for both schedulers; tests/contracts/contract.py has their rows.
+# Known releases of vLLM for both schedulers; tests/contracts/rows has their rows.
 KNOWN_RELEASES = ((0, 24), (0, 31))
 # Known releases for our synchronous scheduler with a draft model.
 KNOWN_WITH_MODEL = ((0, 23), *KNOWN_RELEASES)
