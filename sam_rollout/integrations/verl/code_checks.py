@@ -4,7 +4,6 @@ verl loads such code in its workers, after models and engines have started. Thes
 earlier, in a separate interpreter.
 """
 
-import ast
 import json
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from sam_rollout.config import ConfigError, RunConfig
 from sam_rollout.integrations.verl.check_results import Fact, Note, hold
 from sam_rollout.integrations.verl.environment import run_variables
-from sam_rollout.integrations.verl.registered_names import ASYNC_TRAINERS, BEGIN_ANEW
 
 LIMIT_S = 60
 REWARD = "reward.custom_reward_function"
@@ -42,8 +40,8 @@ _CANONICAL_REWARD = "reward"
 
 # A program that loads one object as verl does (verl.utils.import_utils.load_extern_object). It
 # prints a JSON object. `wrong` is an error about the object's name, or "". `figures` are the names
-# of the numbers that a reward returns. `file` is the module's file. The program ends with the
-# status `_LOADED`, because a module may end the program with the status 0 during its import.
+# of the numbers that a reward returns. The program ends with the status `_LOADED`, because a module
+# may end the program with the status 0 during its import.
 _LOADED = 64
 _LOAD = """
 import importlib, importlib.util, json, os, sys
@@ -58,8 +56,7 @@ wrong = ""
 if name is not None and not callable(getattr(module, name, None)):
     names = [n for n, o in vars(module).items() if callable(o) and not n.startswith("_")]
     wrong = f"is no function or class of it; it has {', '.join(names) or 'none'}"
-figures, file = list(getattr(module, "FIGURES", ())), getattr(module, "__file__", None)
-print(json.dumps({"wrong": wrong, "figures": figures, "file": file}), flush=True)
+print(json.dumps({"wrong": wrong, "figures": list(getattr(module, "FIGURES", ()))}), flush=True)
 os._exit(64)  # without exit handlers, which may print after that line
 """
 
@@ -102,50 +99,12 @@ def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
             allowed = f"must be a YAML list of entries with name and _target_ ({said})"
             raise ConfigError(field, path, allowed) from error
         for loop, (module, _, name) in targets.items():
-            loaded = _load(config, f"{field}[{loop}]", module, f"{field}[{loop}]", name)
-            if loaded and (mode := config.trainer.v1.trainer_mode) in ASYNC_TRAINERS:
-                _check_interruptions(f"{field}[{loop}]", loaded["file"], mode)
+            _load(config, f"{field}[{loop}]", module, f"{field}[{loop}]", name)
         known |= targets.keys()
     right = agent.default_agent_loop in known
     allowed = f"must be one of {', '.join(sorted(known))}; others are named in {field}"
     hold([(f"{AGENT}.default_agent_loop", agent.default_agent_loop, right, allowed)])
     yield Fact(agent.default_agent_loop)
-
-
-def _check_interruptions(field: str, file: str, mode: str) -> None:
-    """Refuse an agent loop whose file sets a sampling parameter that an interruption would reset.
-
-    Compiled agent loops are not read here; their requests are checked during the run.
-    """
-    if not file.endswith(".py"):
-        return
-    named = {name for name, value in _settings(Path(file).read_bytes()) if not _is_off(value)}
-    found = [name for name in BEGIN_ANEW if name in named]
-    allowed = (
-        f"must not set {', '.join(found)} with trainer.v1.trainer_mode={mode}: it would begin anew "
-        "where a response is interrupted"
-    )
-    hold([(field, file, not found, allowed)])
-
-
-def _settings(source: bytes) -> Iterator[tuple[Any, ast.expr]]:
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.keyword):
-            yield node.arg, node.value
-        elif isinstance(node, ast.Dict):
-            for key, value in zip(node.keys, node.values, strict=True):
-                yield getattr(key, "value", None), value
-        elif isinstance(node, ast.Assign):
-            for target in node.targets:
-                if isinstance(target, ast.Subscript):
-                    yield getattr(target.slice, "value", None), node.value
-
-
-def _is_off(value: ast.expr) -> bool:
-    try:
-        return not ast.literal_eval(value)
-    except (ValueError, TypeError):
-        return False
 
 
 def check_other_code(config: DictConfig) -> Iterator[Fact]:

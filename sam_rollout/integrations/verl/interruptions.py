@@ -5,7 +5,7 @@ prompt and the tokens sampled so far. vLLM treats this as a new response, so rul
 on the response's tokens would ignore the earlier ones:
 
 * `continued` reduces ``min_tokens`` by the number of earlier tokens.
-* The other rules (listed in `BEGIN_ANEW`) are refused when a run is checked, and in each request.
+* Requests with other rules (listed in `BEGIN_ANEW`), which only an agent loop can set, are refused.
 """
 
 from collections import Counter
@@ -16,8 +16,18 @@ from typing import Any
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 
 from sam_rollout.config import ConfigError
-from sam_rollout.integrations.verl.registered_names import BEGIN_ANEW
 
+# Sampling parameters that depend on a response's own tokens. An interruption would reset them.
+BEGIN_ANEW = (
+    "presence_penalty",
+    "frequency_penalty",
+    "structured_outputs",
+    "thinking_token_budget",
+    "repetition_detection",
+    "logits_processors",
+    "stop",
+    "bad_words",
+)
 INTERRUPTED = "aborted"  # verl's stop reason of an interrupted output
 # Number of tokens of the current response, by the training step whose weights sampled them.
 tokens_by_weights: ContextVar[Counter[int]] = ContextVar("sam_tokens_by_weights")

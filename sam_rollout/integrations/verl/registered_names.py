@@ -9,17 +9,6 @@ TRAINER_MODES = {
     SEPARATE_NAME: "separate_async",
 }
 ASYNC_TRAINERS = (COLOCATE_NAME, SEPARATE_NAME)  # they interrupt responses
-# Sampling parameters that depend on a response's own tokens. An interruption would reset them.
-BEGIN_ANEW = (
-    "presence_penalty",
-    "frequency_penalty",
-    "structured_outputs",
-    "thinking_token_budget",
-    "repetition_detection",
-    "logits_processors",
-    "stop",
-    "bad_words",
-)
 AGENT_LOOP_MANAGER = "sam_rollout.integrations.verl.agent_loop.SamAgentLoopManager"
 # Extra field of a response: pairs (training step, number of tokens sampled with its weights).
 TOKENS_BY_WEIGHTS = "sam_tokens_by_weights"

@@ -1,4 +1,3 @@
-import py_compile
 import re
 
 import pytest
@@ -137,29 +136,3 @@ def test_an_agent_loop_class_that_cannot_be_loaded(tmp_path, monkeypatch):
         file.write_text(f"- name: mine\n  _target_: {target}\n")
         with pytest.raises(ConfigError, match=re.escape(f"{field}[mine] = {shown!r}: ")):
             loops(f"{field}={file}")
-
-
-def test_an_agent_loop_that_an_interruption_would_change(tmp_path, monkeypatch):
-    file = tmp_path / "loops.yaml"
-    text = 'class MyLoop:\n    params = {"presence_penalty": 0.2, "min_tokens": 3}\n'
-    (tmp_path / "my_loops.py").write_text(text)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    file.write_text("- name: mine\n  _target_: my_loops.MyLoop\n")
-    given = (f"{AGENT}.agent_loop_config_path={file}",)
-    loops(*given)
-    given += ("trainer.v1.trainer_mode=sam_colocate_async", "dynamic_sampling=refill")
-    with pytest.raises(ConfigError, match=r"\[mine\] = .*must not set presence_penalty with") as it:
-        loops(*given)
-    assert "\n" not in str(it.value)
-    base = "class MyLoop:\n    params = dict({})\n    {}\n"
-    for keywords, then in (("presence_penalty=f()", ""), ("", 'params["presence_penalty"] = 1')):
-        (tmp_path / "my_loops.py").write_text("f = int\n" + base.format(keywords, then))
-        with pytest.raises(ConfigError, match="must not set presence_penalty with"):
-            loops(*given)
-    off = base.format("presence_penalty=0.0", 'params["frequency_penalty"] = None')
-    for harmless in (text.replace("presence_penalty", "top_p"), off):
-        (tmp_path / "my_loops.py").write_text(harmless)
-        loops(*given)
-    py_compile.compile(str(tmp_path / "my_loops.py"), str(tmp_path / "my_loops.pyc"))
-    (tmp_path / "my_loops.py").unlink()
-    loops(*given)

@@ -11,12 +11,12 @@ from sam_rollout.config import ConfigError
 from sam_rollout.core.identity import identify
 from sam_rollout.integrations.verl import server as our_server
 from sam_rollout.integrations.verl.interruptions import (
+    BEGIN_ANEW,
     INTERRUPTED,
     InterruptedClient,
     continued,
     tokens_by_weights,
 )
-from sam_rollout.integrations.verl.registered_names import BEGIN_ANEW
 from sam_rollout.integrations.verl.server import SamHttpServer
 
 PROMPT = [7, 8, 9]
