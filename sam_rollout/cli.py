@@ -31,9 +31,9 @@ def install(context: typer.Context) -> None:
 
 @app.command(context_settings=PASSED_ON)
 def train(context: typer.Context) -> None:
-    """Train: experiment=tiny_cpu sam=on run_dir=... and other Hydra overrides.
+    """Train with Hydra overrides, such as experiment=tiny_cpu sam=on run_dir=...
 
-    --dry-run prints the plan of a run, and --cfg job all its settings; neither starts anything.
+    --dry-run prints the plan of a run. --cfg job prints all its settings. Neither starts anything.
     """
     from sam_rollout.core.composition import ExperimentError, recipe
 

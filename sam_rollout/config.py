@@ -30,7 +30,7 @@ __all__ = [
 # Samplers whose texts are the same with and without drafts, and how each couples its draws.
 COUPLINGS = {"coupled": "gumbel", "coupled_inversion": "inversion"}
 SAMPLERS = ("stock", "vectorised", *COUPLINGS)
-# Former names of samplers, in run records that name no coupling, and the present names.
+# Former names of samplers -> their present names, for run records that name no coupling.
 _RENAMED = {"coupled": "coupled_inversion", "coupled_gumbel": "coupled"}
 
 
@@ -46,8 +46,8 @@ def sampler_of_today(kind: Any, coupling: Any) -> tuple[Any, str]:
 class GateConfig(Section):
     """The gate, which decides in which steps to draft, and how many tokens at most.
 
-    `schedule` has the draft tokens per request, by the largest number of running requests for which
-    they hold. Its keys are text, as in JSON.
+    `schedule` maps numbers of running requests to draft tokens per request. An entry holds
+    up to its number of requests. The keys are text, as in JSON.
     """
 
     PATH: ClassVar[str] = "sam.gate"
@@ -183,8 +183,8 @@ ARTICLE = SamConfig(
 class RolloutSamplerConfig(Section):
     """The sampler, which draws tokens and verifies drafts; the Hydra group `rollout_sampler`.
 
-    It is used with and without speculation. The kinds of `COUPLINGS` key random numbers by
-    position, so drafts do not change the samples.
+    It is used with and without speculation. The samplers in `COUPLINGS` derive random numbers
+    from a response's key and the position, so drafts do not change the samples.
     """
 
     PATH: ClassVar[str] = "rollout_sampler"
@@ -218,7 +218,7 @@ class SentinelConfig(Section):
     steps: int = setting(3, minimum=1)  # training steps that are judged together
     least_acceptance: float = setting(0.02, minimum=0, maximum=1)  # accepted / verified tokens
     largest_fall: float = setting(0.5, minimum=0, maximum=1)  # of acceptance, from step to step
-    # Factor between this run's and the baseline's difference of probabilities.
+    # Allowed factor between the rollout-trainer gap of probabilities here and in the baseline.
     largest_ratio: float = setting(1.5, minimum=1)
 
 
@@ -226,8 +226,8 @@ class SentinelConfig(Section):
 class ProofConfig(Section):
     """The comparison of a run's texts with texts without drafts (`sam_rollout/telemetry/proof.py`).
 
-    In every `every`-th training step, `responses` of its responses are sampled again; 0 means
-    never.
+    In each `every`-th training step, `responses` of the step's responses are sampled again. With
+    `every` = 0, none are.
     """
 
     PATH: ClassVar[str] = "rollout_telemetry.proof"

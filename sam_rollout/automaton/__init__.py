@@ -1,1 +1,1 @@
-"""Suffix automata of many token sequences, extended and queried in one call per engine step."""
+"""Keeps suffix automata of many token sequences; a call per engine step extends or queries all."""

@@ -1,4 +1,4 @@
-"""The memory of a pool of automata: an arena of equal blocks, and tables whose rows are reused."""
+"""Holds the memory of a pool of automata: an arena of equal blocks, and tables with reused rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Arena:
     def __init__(self) -> None:
         self._slabs: list[npt.NDArray[np.uint8]] = []
         self.free: Int64Array = np.zeros(1, np.int64)  # number of free blocks, then their addresses
-        self._release_at = _FIRST_RELEASE_BLOCKS  # search once this many blocks are free
+        self._release_at = _FIRST_RELEASE_BLOCKS  # this many free blocks start a search
 
     @property
     def used_blocks(self) -> int:
@@ -97,11 +97,11 @@ def _aligned(nbytes: int) -> npt.NDArray[np.uint8]:
 
 
 class Rows:
-    """A table of int64 whose rows are opened, closed and reused; column 0 is 1 in open rows."""
+    """A table of int64 whose rows are opened, closed and reused; open rows have a 1 in column 0."""
 
     def __init__(self, name: str, width: int) -> None:
         self._name = name
-        self.table: Int64Array = np.zeros((16, width), np.int64)  # it moves when it grows
+        self.table: Int64Array = np.zeros((16, width), np.int64)  # reallocated when it grows
         self._free = list(range(len(self.table) - 1, -1, -1))
 
     def __len__(self) -> int:

@@ -1,6 +1,6 @@
-"""The compilation of the kernels, with numba's disk cache where it works.
+"""Compiles the kernels, and keeps their machine code in numba's disk cache if the cache works.
 
-numba raises if no folder is writable, if the disk is full, or if an entry is damaged. Then the
+numba raises if no folder is writable, if the disk is full, or if a cache entry is damaged. Then the
 kernels are compiled in memory, with one warning.
 
 numba identifies a source file by its time stamp only. Workers with different sources or processors
@@ -28,13 +28,13 @@ _FOLDERS = (Path(__file__).parent, Path(__file__).parents[1] / "core")
 
 @dataclasses.dataclass(frozen=True)
 class WarmUp:
-    """How kernels were made ready: how long it took, and how many were loaded or compiled."""
+    """The result of `warm_up`: the time taken, and how many kernels were loaded or compiled."""
 
     seconds: float
     loaded: int  # kernels loaded from the disk cache
     compiled: int  # kernels compiled
-    cache_path: str  # the cache's folder; empty if they are not cached
-    problem: str  # the reason if they are not cached, else empty
+    cache_path: str  # the cache's folder; empty if kernels are not cached
+    problem: str  # the reason why kernels are not cached; empty if they are
 
 
 def written(kind: Any, dimensions: int = 1) -> Any:

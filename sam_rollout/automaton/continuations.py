@@ -27,8 +27,8 @@ LENGTH_CLASSES = len(LENGTHS) + 1
 _PER_LENGTH = (len(COUNTS) + 1) * (len(SHARES) + 1) * 2 * WRITERS
 CLASSES = LENGTH_CLASSES * _PER_LENGTH
 _ALL = np.arange(CLASSES).reshape(LENGTH_CLASSES, len(COUNTS) + 1, len(SHARES) + 1, 2, WRITERS)
-# The classes of votes from drafts made elsewhere (READY), by certainty, [SHARES + 1, ...]. They are
-# classes that votes from automata hardly ever have: continued once, and not by the latest token.
+# The classes of votes from drafts made elsewhere (READY), by certainty, [SHARES + 1, ...]. Automata
+# hardly ever cast votes of these classes, as a suffix's only continuation is also its latest one.
 READY_CLASSES = _ALL[:, 0, :, 0].swapaxes(0, 1)
 
 
@@ -59,9 +59,9 @@ def _writer_of(states, end, text):
 # --- many places at once ----------------------------------------------------------------------
 
 # A lane is a place in an automaton. The votes of many lanes are found together; their table is
-# int64[lanes, LANE_WIDTH]. Columns; the first four are those of a place from PLACE_HEADER on:
+# int64[lanes, LANE_WIDTH]. Its first four columns are a place's columns from PLACE_HEADER on:
 LANE_HEADER, LANE_STATE, LANE_LENGTH, LANE_TEXT = 0, 1, 2, 3
-LANE_FIRST = 4  # the number of its source's first class
+LANE_FIRST = 4  # the number of the first class of the lane's source
 LANE_TASKS = 5  # number of suffixes found that have a continuation
 LANE_SEEN = 6  # state of the suffix to look at next
 LANE_WIDTH = 8
@@ -203,8 +203,8 @@ def _append_other(lane, states, length, total, target, token, tokens, classes, c
 def take_other_votes(lanes, tasks, number, tokens, classes, count):
     """Append votes for a lane's further continuations, for a tree's branches; return the new count.
 
-    Each suffix that `vote_lanes` found gets up to OTHER_VOTES votes. Edges that its state stores
-    come first, then the state's newest edges in the table.
+    Each suffix that `vote_lanes` found gets up to OTHER_VOTES votes. Edges stored in the suffix's
+    state come first, then the state's newest edges in the table.
     """
     lane = lane_at(lanes, number)
     header = live._int64_pointer(lane[LANE_HEADER])
@@ -315,7 +315,7 @@ def follow(kind, address, state, length, token):
 
 @_inlined
 def follow_lane(lanes, tasks, number, token):
-    """Move a lane to its place after a token, like `follow`; `vote_lanes` often has found it."""
+    """Move a lane to its place after a token, like `follow`; `vote_lanes` may know the place."""
     lane = lane_at(lanes, number)
     state, length = lane[LANE_STATE], lane[LANE_LENGTH]
     states = live._int64_pointer(lane[LANE_HEADER])[live.STATES]

@@ -42,8 +42,8 @@ PLACE_STATE = 2
 PLACE_LENGTH = 3
 PLACE_TEXT = 4  # LIVE only: the text's writer, see `kernels.WRITER`
 PLACE_WIDTH = 5
-# Values of PLACE_KIND, by the thing to draft from: nothing, an automaton, a draft made elsewhere, a
-# table of each token's likeliest follower, a table of the token drawn at each position.
+# Values of PLACE_KIND, for rows that draft from nothing, an automaton, a draft made elsewhere, a
+# table of each token's likeliest follower, and a table of the token drawn at each position.
 NOWHERE, LIVE, READY, FOLLOWERS, DRAWN = 0, 1, 2, 3, 4
 # Columns of the table of followers: the likeliest next token (-1 for none), and how many times in a
 # row it was the likeliest.
@@ -52,8 +52,8 @@ FOLLOWER, RUN = 0, 1
 DRAFT_TOKEN, CERTAINTY = 0, 1
 CERTAIN = 1000
 # Columns of the table of draws: the position, the token drawn there, the token before it, the
-# position's distance from the first wrong token of the draft, and how often in a row the position
-# drew this token.
+# position's distance from the draft's first wrong token, and how many times in a row this token was
+# drawn at the position, each time the model scored it.
 DRAWN_POSITION, DRAWN_TOKEN, DRAWN_AFTER, DRAWN_DISTANCE, DRAWN_AGAIN = 0, 1, 2, 3, 4
 DRAWN_WIDTH = 5
 

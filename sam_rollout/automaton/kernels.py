@@ -1,26 +1,26 @@
-"""The compiled half of the automaton: all work per token, for all rows of a batch in one call.
+"""Compiled kernels of the automaton: one call does the work per token for all rows of a batch.
 
 The structure is the online suffix automaton of Blumer et al. (1985), generalised to several texts
 that grow in turns, and used for drafting as in SAM-Decoding (arXiv 2411.10666):
 
 * State s >= 0 is a prefix of a text. A text's prefixes lie one after the other in a sequence of
-  blocks, called a run. The length of s and its first end position follow from its index in the run.
-  The edge from s to its successor needs only the token. Only branching edges are stored.
+  blocks, called a run. The index in the run gives the length of s and its first end position. Of
+  the edge to the next prefix, only the token is stored. Branching edges are stored as a whole.
 * A clone, a state that was split off another one, has a negative number. Its entry is one cache
   line, as large as the entries of four prefixes. Three of the clone's branching edges lie in it.
 * All other branching edges are in one open-addressing table keyed by (state, token). Each edge
   names the token of its state's next edge, so that cloning a state finds all edges to copy.
 * Suffix links always lead to shorter strings and end in state 0, the empty string. A text's current
   state is its newest prefix, whose link is the text's longest suffix that occurred before.
-* A text that begins like another one shares the other's states until the two differ. Then it begins
-  its own run. The first entry of that run only stores the run's first token, because a state's
-  entry names the token that follows it.
+* Two texts with the same beginning share its states. Where they differ, the later text begins its
+  own run. The first entry of that run only stores the run's first token, because the entry of a
+  state names the token that follows the state.
 
-A state also notes how often its strings were continued, and the latest prefix that ended with one
-of them when it was continued. A clone also keeps its latest and its most frequent token, with the
-states that they lead to. A block of a run notes which text wrote it. All this is noted when a text
-adds a state, along a bounded number of suffix links. The votes for a draft's next token are read
-from these notes (`continuations.py`).
+A state also notes how often its strings were continued, and at which prefix one of its strings was
+last continued. A clone also keeps its latest and its most frequent token, with the states that they
+lead to. A block of a run notes which text wrote it. All this is noted when a text adds a state,
+along a bounded number of suffix links. The votes for a draft's next token are read from these notes
+(`continuations.py`).
 
 An example shows the arrays of a text with an automaton to itself, after reading "a b c b a b".
 Letters stand for the tokens 0, 1 and 2. Below the run are the suffix links of its states::
@@ -189,7 +189,7 @@ _inlined = njit(nogil=True, forceinline=True)
 
 
 def _pointer_to(element):
-    """Make an intrinsic that turns an address into a pointer; this takes negative indices."""
+    """Make an intrinsic that turns an address into a pointer; pointers take negative indices."""
 
     @intrinsic
     def pointer(typing_context, address):
@@ -209,7 +209,7 @@ _int64_pointer = _pointer_to(types.int64)
 
 @_inlined
 def _pointer_of(array):
-    """Return a pointer to an array of int64; it takes one register, an array takes ten."""
+    """Return a pointer to an array of int64; a pointer takes one register, an array takes ten."""
     return _int64_pointer(np.int64(array.ctypes.data))
 
 
@@ -246,7 +246,7 @@ def _prefetch(typing_context, address):
 
 @njit(nogil=True)
 def _take_block(arena):
-    """Take a block and return its address; one must be free."""
+    """Take a free block, which must exist; return its address."""
     address = arena[arena[0]]
     arena[0] -= 1
     return address
@@ -412,8 +412,8 @@ def _own_target(entry, token):
 def _find_edge(header, address, state, token):
     """Return the address at which the target of a state's branching edge with `token` is stored.
 
-    `address` is the state's. Without such an edge, return minus the address of a free slot for it
-    in the table, or 0 if the table was not searched or is full.
+    `address` is the address of the state. Without such an edge, return minus the address of a free
+    slot in the table for this edge, or 0 if the table was not searched or is full.
     """
     entry = _int32_pointer(address)
     if state < 0:
@@ -537,11 +537,11 @@ def _branches(header, state):
 
 @njit(nogil=True)
 def _clone(header, arena, parent, token, edge, state):
-    """Move to a clone the strings of `state` that exceed `parent`'s longest by at most one token.
+    """Move the shorter strings of `state` to a clone.
 
-    The clone inherits the latest position of the state. `edge` is the address at which the target
-    of the edge from `parent` to `state` is stored. Returns the clone and DONE, or 0 and the reason
-    for its absence.
+    These are at most one token longer than the longest string of `parent`. The clone inherits the
+    latest position of the state. `edge` is the address at which the target of the edge from
+    `parent` to `state` is stored. Returns the clone and DONE, or 0 and the reason for the failure.
     """
     states = header[STATES]
     source = _at(states, state)
@@ -616,8 +616,8 @@ def _target_of(header, arena, state, token):
     """Find the target of the edge for `token` from `state`, and split the target if necessary.
 
     The target is split if its longest string is over one token longer than the longest string of
-    `state`. Returns the target and DONE. Returns 0 and DONE if the token never followed, and 0 and
-    the reason if there is no room for the split.
+    `state`. Returns the target and DONE. Returns 0 and DONE if the token never followed `state`,
+    and 0 and the reason if there is no room for the split.
     """
     states = header[STATES]
     if state >= 0 and _at(states, state)[NEXT_TOKEN] == token:
@@ -678,8 +678,8 @@ def _note(entry, state, position, token, target, times):
 def _note_known(states, state, position, token, new, link, links):
     """Note that a state and its shorter suffixes were continued, for at most `links` states.
 
-    `token` followed their strings before. `link` is the new prefix's suffix link. An edge's count
-    is how often its target was continued before, plus 1.
+    `token` has followed the strings of these states before. `link` is the new prefix's suffix link.
+    An edge's count is how often its target was continued before, plus 1.
     """
     target, link_of_target, times = new, link, np.int64(1)
     longest_of_link = _length_of(states, link)
@@ -701,12 +701,12 @@ def _note_known(states, state, position, token, new, link, links):
 def _lead_to(header, arena, last, new, token, max_link_updates):
     """Give every suffix of a text its edge on `token`, and the new prefix its suffix link.
 
-    It notes the continuation of the suffixes along at most `max_link_updates` suffix links. Without
+    The continuation of suffixes is noted along at most `max_link_updates` suffix links. Without
     this bound, a text that repeats one token would take longer with each repetition. More distant
     states keep an older position and a lower count.
 
-    Returns DONE, or a reason when the edge table is full. The walk may be repeated from its start
-    once there is room.
+    Returns DONE, or a reason when the edge table is full. Once there is room, the whole call may be
+    repeated.
     """
     states = header[STATES]
     # The state before `new`; it is `last` if `new` is the first of its block.
@@ -756,7 +756,7 @@ def _begin_next(header, arena, text, token):
             _row_of(states, last)[NEXT_BLOCK] = new
         position = last
     else:  # another text continued `last` with another token, so begin a run
-        # Its block is added below, once there is room for the edge to it.
+        # The run's block is added below, once there is room for the edge to the run.
         position = header[PREFIX_BLOCKS] << BLOCK_SHIFT
         new = position + 1
         reason = _put_edge(header, address, last, token, new, 0)
@@ -1075,5 +1075,5 @@ KERNELS = extend_rows, place_rows, free_blocks, begin_table, begin_moving, finis
 
 
 def warm_up() -> compilation.WarmUp:
-    """Compile or load the kernels; a machine's first call takes seconds, later ones about 1 s."""
+    """Compile or load the kernels; a machine's first call takes seconds, a later one about 1 s."""
     return compilation.warm_up(*KERNELS)

@@ -1,4 +1,4 @@
-"""The pool of automata and of the texts they read: it owns their memory.
+"""A pool of automata and of the texts that they read, which owns the memory of both.
 
 Blocks of states and edges come from one arena per pool, so texts grow without copies
 (`kernels.py`).
@@ -20,7 +20,7 @@ from sam_rollout.automaton.interface import AutomatonFullError, Int32Array, Int6
 _EDGE_SLOTS_PER_TOKEN = 0.4
 
 # Suffix links along which each token's continuation is noted, at least one. Each link costs a
-# memory access per token. More links also lower acceptance: on real texts, a step yields 0.2 to
+# memory access per token. Besides, more links lower acceptance: on real texts, a step yields 0.2 to
 # 0.4 % fewer tokens with 8 links than with 2.
 MAX_LINK_UPDATES = 2
 
@@ -103,7 +103,7 @@ class AutomatonPool:
         """Take over another pool's only automaton without a copy; return its number in this pool.
 
         Raises:
-            ValueError: `other` does not have exactly one automaton, or it has an open slot.
+            ValueError: `other` does not have exactly one automaton, or `other` has an open slot.
         """
         if len(other._automata) != 1 or len(other):
             raise ValueError("only the last automaton of a pool can be taken over")
@@ -150,13 +150,13 @@ class AutomatonPool:
         return int(self._texts.table[slot, kernels.LENGTH])
 
     def places_of_automaton(self, automaton: int) -> int:
-        """Return for how many tokens an automaton has room, at most `LARGEST_AUTOMATON`."""
+        """Return how many tokens an automaton's blocks can hold, at most `LARGEST_AUTOMATON`."""
         self._automata.require(automaton)
         blocks = int(self._automata.table[automaton, kernels.PREFIX_BLOCKS])
         return blocks * kernels.BLOCK_ENTRIES
 
     def nbytes_of_texts(self, automaton: int, tokens: Int64Array) -> Int64Array:
-        """Estimate the bytes that texts of `tokens`, int64[texts], would take in an automaton."""
+        """Estimate bytes of texts in an automaton; `tokens`, int64[texts], has their lengths."""
         places = max(self.places_of_automaton(automaton), 1)
         beside = max(self.nbytes_of_automaton(automaton) - places * kernels.ENTRY_BYTES, 0)
         return places_of(tokens) * kernels.ENTRY_BYTES + tokens * beside // places
@@ -193,7 +193,7 @@ class AutomatonPool:
         Raises:
             IndexError: a slot is not open, or a row or length lies outside `token_ids`.
             ValueError: a token id is negative. Rows before the wrong row have been read.
-            AutomatonFullError: an automaton would hold over 2**24 tokens; a ValueError.
+            AutomatonFullError: an automaton would hold over 2**24 tokens.
         """
         row = 0
         while True:
@@ -216,7 +216,7 @@ class AutomatonPool:
         kernels.place_rows(self._automata.table, self._texts.table, slots, out_places)
 
     def _refuse(self, reason: int, slot: int, row: int, length: int) -> NoReturn:
-        """Raise the error that a kernel found in a slot's row."""
+        """Raise an exception for the error that a kernel found in a slot's row."""
         place = f"row {row} of {length} tokens, slot {slot}"
         if reason in (kernels.BAD_SLOT, kernels.BAD_ROW):
             raise IndexError(f"{place}: the slot is not open, or the row is not in token_ids")
@@ -251,7 +251,7 @@ class AutomatonPool:
             kernels.begin_moving(header, directory, blocks << kernels.BLOCK_SHIFT)
 
     def _new_edge_directory(self, automaton: int, blocks: int) -> int:
-        """Replace the edge table's directory by a larger one; return the new one's address."""
+        """Replace the edge table's directory by a larger one; return its address."""
         directories = self._directories[automaton]
         self._directory_bytes -= directories.nbytes
         directories.old_edges = directories.edges

@@ -1,4 +1,4 @@
-"""Tables of the tokens drawn, or found likeliest, at positions that the model scored (`Scored`)."""
+"""Notes which tokens were drawn or likeliest at the positions that the model scored (`Scored`)."""
 
 from numba import types
 
@@ -31,8 +31,8 @@ def note_draws(tokens, positions, parents, drawn, widths, rows, table):
         for i in range(first + 1, stop):
             if parents[i] == right - first and tokens[i] == drawn[right]:
                 right = i
-        # A tree has several tokens for a position. The backward loop keeps the first and likeliest
-        # token.
+        # A tree may have several tokens for a position. The loop goes backwards, so the first one,
+        # which is the likeliest, is noted last and stays.
         for i in range(stop - 1, first, -1):
             distance = positions[i] - positions[right]
             if rows[m] < 0 or drawn[i] < 0 or distance < 1:

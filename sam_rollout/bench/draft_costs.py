@@ -39,10 +39,10 @@ SLOW = (ARCTIC_4, FIRST)
 
 
 def batch_of(texts: list[Trace], rows: int, length: int) -> Rows:
-    """Return a batch of waiting requests whose texts have this length.
+    """Return a batch of waiting requests whose texts have `length` tokens.
 
     The texts are siblings of one prompt. If there are more rows than texts, the texts are used
-    again with shifted token ids, like those of another prompt.
+    again with shifted token ids, like texts of another prompt.
     """
     vocabulary = 1 + max(int(text.tokens.max()) for text in texts)
     batch = Rows(rows, length, "request")  # their prompts are empty
@@ -54,9 +54,9 @@ def batch_of(texts: list[Trace], rows: int, length: int) -> Rows:
 
 
 def joined(known: list[Trace], tokens: int, first: int = 0) -> Trace:
-    """Join responses to a text of `tokens` tokens; repeat them with shifted token ids if needed.
+    """Join responses into one text of `tokens` tokens; repeat them with shifted ids if needed.
 
-    Texts with different `first` responses share most of their tokens.
+    The text begins with response number `first`. Texts with different `first` share most tokens.
     """
     lap = np.concatenate([trace.response for trace in [*known[first:], *known[:first]]])
     laps = -(-tokens // len(lap))

@@ -95,7 +95,7 @@ def accept(side: Side, episodes: list[Episode], k: int) -> dict[str, Any]:
 def episodes_of(traces: list[Trace]) -> list[Episode]:
     """Group texts that were sampled together into episodes, in order of their training steps.
 
-    If a prompt repeats, only its last episode is measured, and drafters read the earlier ones.
+    If a prompt repeats, only its last episode is measured, and drafters read the earlier episodes.
     """
     groups = groups_of(traces)
     prompts = [(group[0].group, group[0].prompt.tobytes()) for group in groups]

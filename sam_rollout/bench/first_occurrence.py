@@ -1,7 +1,7 @@
 """A suffix automaton in plain Python that drafts from first occurrences.
 
-It drafts like the reference recipe of the article "SAM投机推理", after Blumer et al. (1985).
-It serves for comparison only.
+It drafts like the reference recipe of the article "SAM投机推理". The construction is that of Blumer
+et al. (1985). The module serves for comparison only.
 """
 
 from collections.abc import Iterable

@@ -14,7 +14,7 @@ from sam_rollout.telemetry.traces import Trace
 SAME = 1.25  # steps are similar if their numbers of requests differ by less than this factor
 MIN_STEPS = 3  # minimum number of similar steps for an estimate
 MANY_TOKENS = 64  # a token's cost is estimated from steps with at least this many prompt tokens
-DEFAULT_LIMIT = 256  # maximum of requests per engine if the configuration sets none
+DEFAULT_LIMIT = 256  # maximum number of requests per engine if the configuration sets none
 
 
 class BaselineError(ValueError):
@@ -41,11 +41,11 @@ class StepTimes:
         alike = decoding.groupby((np.log(decoding["scheduled"]) / np.log(SAME)).round())
         means = alike[["scheduled", "duration_s"]].mean()[alike.size() >= MIN_STEPS]
         if means.empty:
-            raise BaselineError(f"no {MIN_STEPS} engine steps that decode about as many requests")
+            raise BaselineError(f"no {MIN_STEPS} engine steps decode similar numbers of requests")
         self._rows = means["scheduled"].to_numpy(float)
         self._seconds = np.maximum.accumulate(means["duration_s"].to_numpy(float))
         wide = decoding[decoding["scheduled"] >= self._rows[-1] / 4]
-        spread = wide["scheduled"].var() or np.inf  # no slope with a single number of requests
+        spread = wide["scheduled"].var() or np.inf  # a single number of requests has no slope
         self._slope = max(float(wide["scheduled"].cov(wide["duration_s"]) / spread), 0.0)
         prompts = steps[steps["prompt_tokens"] >= MANY_TOKENS]
         rates = prompts["duration_s"] / prompts["prompt_tokens"]
@@ -87,7 +87,7 @@ class Baseline:
     rollouts: tuple[Rollout, ...]
     engines: int
     max_num_seqs: int  # maximum number of requests that one engine runs at once
-    tail_threshold: int  # in the long tail at most this many requests run
+    tail_threshold: int  # at most this many requests run in the long tail
 
     @property
     def longest(self) -> int:
@@ -97,7 +97,7 @@ class Baseline:
 
 
 def read_baseline(path: Path, most: int | None = None) -> Baseline:
-    """Read a run folder; `most` is the number of training steps, from the first on.
+    """Read a run folder; `most` limits the number of training steps, counted from the first.
 
     Raises:
         BaselineError: The run drafted, or has no recorded texts or steps.

@@ -78,7 +78,7 @@ class Rows:
         return joined
 
     def batch(self) -> tuple[list[str], Int32Array, Int32Array, Int32Array]:
-        """Return request ids, texts, and copies of the numbers of known and gained tokens."""
+        """Return request ids and texts, and copies of `known` and `gained` for these requests."""
         rows = len(self)
         return list(self.ids), self.tokens, self.known[:rows].copy(), self.gained[:rows].copy()
 
@@ -157,7 +157,7 @@ def replay(
 def accepted_tokens(
     draft: Sequence[int], text: Sequence[int], parents: Sequence[int] | None = None
 ) -> int:
-    """Return how many draft tokens continue a text, the tokens that the model writes next.
+    """Return how many draft tokens are right; `text` has the tokens that the model writes next.
 
     In a tree, `parents` has the index of each token's predecessor in the draft, or -1.
     """

@@ -1,4 +1,4 @@
-"""The interface of drafters in a replay, and our own drafter, fed with recorded responses."""
+"""Defines the interface of drafters in a replay, and our own drafter, which implements it."""
 
 import dataclasses
 import tempfile
@@ -89,8 +89,8 @@ class OwnSession(Session):
         max_length: Length of the longest text, in tokens.
         now_s: A simulated clock for the gate `auto`, in seconds; None means the machine's clock.
         hooks: Functions of the engine.
-        record: Whether the session keeps records. A session without records also ends the training
-            step when a batch shares no request with the batch before.
+        record: Whether the session keeps records. A session without records ends the training step
+            not only in `end_step`, but also when a batch shares no request with the batch before.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class OwnSession(Session):
         *,
         room: bool = True,
     ) -> DraftBatch:
-        """Run a step of `DraftSession`; see there for arguments and result."""
+        """Run a step of the session; `DraftSession.step` explains the arguments and the result."""
         begun_s = time.thread_time()
         self._batch = self._session.step(request_ids, token_ids, lengths, gained, room=room)
         self.took_s = time.thread_time() - begun_s

@@ -1,4 +1,4 @@
-"""The drafters (sides) to measure: ours in several configurations, and other installed ones.
+"""Lists the drafters (sides) to measure: ours in several configurations, and other drafters.
 
 All drafters are called once per step, with a batch of requests whose texts are the rows of one
 array. Drafters that are missing are listed with the reason.
@@ -119,7 +119,7 @@ class _Arctic(Session):
 
 
 def _own_argument(proposer: Any, k: int) -> tuple[int, ...]:
-    """Return k if it is a proposer's first argument, as in vLLM 0.31 and not in 0.23."""
+    """Return (k,) if the proposer takes k first, as in vLLM 0.31; return () for vLLM 0.23."""
     given = "num_speculative_tokens" in inspect.signature(proposer.propose).parameters
     return (k,) if given else ()
 

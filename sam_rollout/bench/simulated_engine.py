@@ -86,8 +86,8 @@ def sample(
 ) -> Iterator[Outcome]:
     """Simulate the rollouts of a run, one after the other.
 
-    With `drafts`, the engines draft as with `sam=on`, also from earlier rollouts. `progress` gets
-    the number of responses after each round.
+    With `drafts`, the engines draft as with `sam=on`, from earlier rollouts, too. After each round,
+    `progress` is called with the round's number of responses.
     """
     engines = [Engine(run, str(number), drafts=drafts) for number in range(run.engines)]
     for rollout in run.rollouts:
@@ -120,7 +120,7 @@ def _sample(
 
 
 def _run(engines: Sequence[Engine]) -> None:
-    """Run until all engines have finished; the earliest clock takes the next step."""
+    """Run until all engines have finished; the engine with the earliest clock steps next."""
     next_s = 0.0
     while busy := [engine for engine in engines if engine.rows or engine.rows.waiting]:
         engine = min(busy, key=lambda one: one.clock_s)

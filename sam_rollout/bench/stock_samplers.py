@@ -1,4 +1,4 @@
-"""The samplers to compare with ours: vLLM-Ascend's in PyTorch, and vLLM's kernels for the CPU.
+"""Finds the samplers to compare with ours: vLLM-Ascend's in PyTorch, vLLM's kernels for the CPU.
 
 For machines without vLLM-Ascend, this module has a copy of the algorithm of its release 0.23
 (``vllm_ascend/sample/rejection_sampler.py``) for one-hot drafts at temperature > 0. The copy runs

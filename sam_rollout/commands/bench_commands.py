@@ -27,7 +27,7 @@ def sampler(
     vocabulary: Annotated[int, typer.Option(min=2, hidden=True)] = 151_936,
     as_json: shared.PrintJsonOption = False,
 ) -> None:
-    """Time the verification of drafts: ours, vLLM-Ascend's and vLLM's."""
+    """Time the verification of drafts by our samplers, vLLM-Ascend's and vLLM's."""
     try:
         from sam_rollout.bench import sampler_bench as program
     except ModuleNotFoundError as error:
@@ -56,7 +56,7 @@ def drafter(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Time fewer sizes.")] = False,
 ) -> None:
-    """Measure drafts and their costs: ours, vLLM's n-grams, Arctic's suffix trees."""
+    """Measure the acceptance and cost of our drafts, vLLM's n-grams and Arctic's suffix trees."""
     from sam_rollout.bench import drafter_bench as program
     from sam_rollout.core.composition import ExperimentError, recipe_folder
     from sam_rollout.telemetry.traces import TraceError, read_sets

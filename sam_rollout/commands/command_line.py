@@ -33,7 +33,7 @@ def one_line_errors(*others: type[Exception]) -> Iterator[None]:
 
 
 def wide_console() -> "Console":
-    """Return a console that is wide enough for tables, also if the output is a file or a pipe."""
+    """Return a console that is wide enough for tables, even if the output is a file or a pipe."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else 120)

@@ -14,7 +14,7 @@ DRAFTS = [1, 3, 8]
 
 def check_operators(
     model: Annotated[
-        str | None, typer.Option(help="Checkpoint folder or hub name; the recipe's tiny model.")
+        str | None, typer.Option(help="Checkpoint folder or hub name; by default a tiny model.")
     ] = None,
     dtype: Annotated[
         str, typer.Option(help="float32 (fp32), bfloat16 (bf16) or float16 (fp16).")

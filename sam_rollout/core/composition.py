@@ -1,4 +1,4 @@
-"""The composition of an experiment by Hydra, and one-line explanations of its errors.
+"""Composes an experiment with Hydra, and explains Hydra's errors in one line.
 
 A recipe registers an entry point of the group `sam_rollout.recipes`. The entry point's name is also
 the name of the root configuration in the folder `configs` beside the recipe's module. verl's
@@ -73,7 +73,7 @@ def prepare(folder: Path) -> None:
 def compose(*overrides: str) -> tuple[dict[str, Any], str]:
     """Compose the configuration of the run that these overrides start.
 
-    Return it resolved, as plain values, and the name of its device file.
+    Returns the configuration, resolved to plain values, and the name of its device file.
 
     Raises:
         UnknownExperimentError: There is no such experiment; the message lists all experiments.

@@ -1,7 +1,7 @@
 """The identity of a request, which is the same in every run.
 
-The request ids of vLLM and the uids of verl are new in every run. They do not show which responses
-correspond. An identity travels with each request in ``SamplingParams.extra_args["sam"]``.
+The request ids of vLLM and the uids of verl are new in every run. They cannot match responses of
+two runs. An identity travels with each request in ``SamplingParams.extra_args["sam"]``.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ def group_of(prompt_ids: Sequence[int]) -> str:
 
 
 def key_of(seed: int, step: int, group: str, sibling: int) -> int:
-    """Derive the key of a response's random numbers, the same in every run with one seed."""
+    """Derive the key of a response's random numbers; runs with the same seed get the same key."""
     text = f"{seed}/{step}/{group}/{sibling}".encode()
     digest = hashlib.blake2b(text, digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1  # 63 bits fit into a signed int64 tensor

@@ -1,4 +1,4 @@
-"""The limits of an engine that bound drafts."""
+"""The limits of an engine, which bound its drafts."""
 
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ class Limits(NamedTuple):
 
 
 def unknown_tokens(tokens: np.ndarray, vocab_size: int) -> str:
-    """Say which token ids a vocabulary of `vocab_size` tokens lacks; empty if it lacks none.
+    """Describe token ids that lie outside the vocabulary; return "" if all lie inside.
 
     Tokens from a disk or another engine have to be checked: an engine would look unknown ids up
     beyond the ends of its tables.

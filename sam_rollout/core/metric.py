@@ -1,4 +1,4 @@
-"""The declaration of a metric; `telemetry.schema` collects all of them."""
+"""The declaration of a metric; `telemetry.schema` collects the declarations of all metrics."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

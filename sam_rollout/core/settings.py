@@ -1,4 +1,4 @@
-"""Sections of settings: typed fields with limits, checked when a section is made.
+"""Defines sections of settings: typed fields with limits, checked when a section is made.
 
 Everything that a user can set is a field of a section (`config.py`, and one section per source).
 """
@@ -58,7 +58,7 @@ def setting(default: Any, *, meaning: str = "", allowed: str = "", **limits: Any
     """Return a dataclass field with its limits: minimum and maximum (numbers) or choices (strings).
 
     `meaning` is the field's text on the reference page, empty if its row there is handwritten.
-    `allowed` says there what is allowed, if the limits do not show it.
+    `allowed` is the page's text on allowed values, if the limits do not show them.
     """
     metadata = {"meaning": meaning, "allowed": allowed, **limits}
     return dataclasses.field(default=default, metadata=metadata)

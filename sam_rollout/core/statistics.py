@@ -4,9 +4,9 @@ A bootstrap draw takes runs of each side with replacement, and then steps with r
 steps for all runs. This is a bootstrap of two crossed factors (Owen, The pigeonhole bootstrap,
 2007). Runs of BASE and SAM with a common seed are drawn as a pair.
 
-The bootstrap's interval is too narrow for two or three runs. The interval therefore includes the
-t-interval of the runs' totals, too (Welch's, or Student's of the pairs' differences). If a side has
-a single run, the interval covers only the noise within runs.
+The bootstrap's interval is too narrow for two or three runs. It is therefore widened to include the
+t-interval of the runs' totals (Welch's, or for paired runs Student's of the differences). If a side
+has a single run, the interval covers only the noise within runs.
 
 scipy.stats takes a second to import, so it is imported inside functions.
 """
@@ -72,7 +72,7 @@ class Sides:
 
 
 def gain(time_s: Sides, tokens: Sides | None = None) -> Gain | None:
-    """Return SAM's gain in time, or in time per token, from sums; None if a sum is zero."""
+    """Return SAM's gain in time, or with `tokens` in time per token; None if a sum is zero."""
     base_s, sam_s = time_s.means()
     base_tokens, sam_tokens = tokens.means() if tokens else (1.0, 1.0)
     if not all((base_s, sam_s, base_tokens, sam_tokens)):
@@ -206,9 +206,9 @@ def ratio_gain(treated: Sums, control: Sums) -> Estimate | None:
     """Compare two ratios of sums over independent units.
 
     The interval is Welch's t-interval of the difference of the logarithms, with the jackknife's
-    variances over units. The degrees of freedom are the effective number of units, by their
-    denominators, minus 1. The plain linearised variance would cover the true ratio too seldom if a
-    few long units decide it (simulation in `tests/unit/test_statistics.py`).
+    variances over units. The degrees of freedom are the effective number of units, which follows
+    from their denominators, minus 1. The plain linearised variance would cover the true ratio too
+    seldom if a few long units dominate (simulation in `tests/unit/test_statistics.py`).
 
     Returns:
         (ratio of the treated) / (ratio of the control) - 1; None if a side has fewer than two units

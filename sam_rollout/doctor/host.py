@@ -1,4 +1,4 @@
-"""Checks of the machine: devices, the drafter's kernels, network, shared memory, open files."""
+"""Checks the machine: devices, the drafter's kernels, network, shared memory, open files."""
 
 import json
 import os
@@ -72,7 +72,7 @@ def run_python(program: str, limit_s: float = LIMIT_S) -> str:
 
 
 def count_devices() -> int:
-    """Count this machine's or container's accelerators, also those that `VISIBLE` hides."""
+    """Count the accelerators of this machine or container, even if variables hide them."""
     names = (path.name for path in DEVICE_FILES.iterdir())
     return sum(re.fullmatch(r"(davinci|nvidia)\d+", name) is not None for name in names)
 
@@ -88,7 +88,7 @@ def check_cpu(_question: Question) -> Iterator[Line]:
 def check_accelerators(question: Question) -> Iterator[Line]:
     """Let torch count devices and their memory, in a separate process because it may crash."""
     fix = f"install the driver, then sam-rollout install {question.profile}; a container needs "
-    fix += "the device files, an NPU CANN's set_env.sh"
+    fix += "the device files, and an NPU also needs CANN's set_env.sh"
     try:
         found = json.loads(run_python(TORCH_PROGRAMS[question.device]))
     except (ProbeError, ValueError) as error:
@@ -127,7 +127,7 @@ def check_interfaces(question: Question) -> Iterator[Line]:
     up = sorted(name for name, state in psutil.net_if_stats().items() if state.isup)
     for name in INTERFACE_VARIABLES[question.device]:
         given = question.environment.get(name, "")
-        # Names are prefixes. A leading "=" asks for exact names, a leading "^" excludes names.
+        # Names are prefixes. A leading "=" asks for exact names. A leading "^" excludes names.
         prefixes = tuple(filter(None, given.lstrip("=").split(",")))
         fix = f"name the interface all nodes share ({', '.join(up)}); scripts/node.sh does that"
         if not given and question.many_nodes:

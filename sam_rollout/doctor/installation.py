@@ -1,4 +1,4 @@
-"""Checks of the installation: versions, and whether vLLM and verl will find our plugins."""
+"""Checks the installation: versions, and whether vLLM and verl will find our plugins."""
 
 import importlib.util
 import os
@@ -80,7 +80,7 @@ def supported(profile: str) -> dict[str, str]:
 
 
 def all_versions(question: Question) -> dict[str, str]:
-    """Return the versions, by package, that must be equal on all nodes of a cluster."""
+    """Return the package versions that must be equal on all nodes of a cluster, by package."""
     found = {name: installed(name) or "missing" for name in PINNED[question.profile]}
     return {"sam_rollout": __version__, "python": platform.python_version(), **found}
 
@@ -125,10 +125,10 @@ def check_cann(question: Question) -> Iterator[Line]:
 def check_plugins(question: Question) -> Iterator[Line]:
     """Check our entry points, their modules, and VLLM_PLUGINS, which can disable them in vLLM."""
     for group in PLUGIN_GROUPS:
-        # An editable and a normal install list the entry point twice.
+        # If the package is installed normally and as editable, its entry point is listed twice.
         found = sorted({p.value for p in metadata.entry_points(group=group) if p.name == PLUGIN})
         there = len(found) == 1 and _is_there(found[0].partition(":")[0])
-        wrong = f"{' and '.join(found) or 'no entry point'}; one that exists is needed"
+        wrong = f"{' and '.join(found) or 'no entry point'}; exactly one that exists is needed"
         yield judge(group, found[0] if there else wrong, REINSTALL, fails=not there)
     needed = {PLUGIN}
     if question.device == "ascend_910c":

@@ -1,4 +1,4 @@
-"""The results of checks, and their output as text and JSON."""
+"""Holds the results of checks, and formats them as text and JSON."""
 
 import enum
 import json
@@ -37,7 +37,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Finding:
-    """A line with its check's group and with its node; an empty node means this machine."""
+    """A line, the group of its check, and the node checked; an empty node means this machine."""
 
     group: str
     line: Line

@@ -1,4 +1,4 @@
-"""The scope of an examination: a device, and optionally an experiment and a cluster."""
+"""Describes what is examined: a device, and optionally an experiment and a cluster."""
 
 import dataclasses
 import os
@@ -27,7 +27,7 @@ class Question:
 
     @property
     def profile(self) -> str:
-        """The device's extra of pyproject.toml, also the argument of `sam-rollout install`."""
+        """The extra of pyproject.toml for the device, and the argument of `sam-rollout install`."""
         return DEVICES[self.device]
 
     @property
@@ -42,7 +42,7 @@ class Question:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables of the run; the shell's values replace the experiment's."""
+        """The run's environment variables; values of the shell replace values of the experiment."""
         given = self.setting("environment", {})
         return {**{k: str(v) for k, v in given.items() if v is not None}, **os.environ}
 
@@ -72,7 +72,7 @@ def ask(
     Without overrides, only the machine is checked.
 
     Raises:
-        UnknownExperimentError: The experiment does not exist; the message lists the existing ones.
+        UnknownExperimentError: The experiment does not exist; the message lists all experiments.
     """
     if not overrides:
         return Question(device or likely_device(), cluster=cluster), []

@@ -26,7 +26,7 @@ POLICIES = {"chain": DraftPolicy, "tree": TreePolicy}  # draft policies by the s
 
 
 class SamDrafter:
-    """Drafts for a batch of requests from suffix automata (SAM-Decoding, arXiv 2411.10666).
+    """Makes drafts for a batch of requests from suffix automata (SAM-Decoding, arXiv 2411.10666).
 
     In every engine step its caller calls `bind` (if the batch has changed), `observe`, `draft` and
     `settle`, in this order.
@@ -35,7 +35,7 @@ class SamDrafter:
     only shape is `sam.draft_shape`, or a chain if this setting is `auto`.
 
     Raises:
-        ValueError: the config does not enable speculation, or texts may be too long.
+        ValueError: the config does not enable speculation, or texts may outgrow an automaton.
         ConfigError: a source cannot work with its settings.
     """
 
@@ -80,7 +80,7 @@ class SamDrafter:
             source.receive(tokens, chances)
 
     def admit(self, request_id: str, identity: RequestIdentity) -> None:
-        """Register a request's identity before its first step, so that it drafts from siblings."""
+        """Register a request's identity before its first step; sources find siblings by it."""
         self._identities[request_id] = identity
 
     def bind(self, request_ids: Sequence[str]) -> None:
@@ -186,7 +186,7 @@ class SamDrafter:
         self._bound = [None if request_id in ended else request_id for request_id in self._bound]
 
     def end_step(self) -> None:
-        """End a training step; a text that its requests share is freed when they all have ended."""
+        """End a training step; a text that its requests share is freed when all have ended."""
         self.responses.end_step()
         for source in self.sources:
             source.end_step()
@@ -201,7 +201,7 @@ class SamDrafter:
             source.wait()
 
     def usage(self) -> Usage:
-        """Return sums over all sources and texts, but the maximum of `live_requests`."""
+        """Return sums over all sources and texts; of `live_requests`, return the maximum."""
         usages = [source.usage() for source in self.sources]
         total = Usage(*map(sum, zip(*usages, strict=True)))
         return total._replace(

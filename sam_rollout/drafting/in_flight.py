@@ -1,4 +1,4 @@
-"""Drafts in flight: the tokens that the engine received, and which of them were accepted.
+"""Keeps the drafts in flight, which the engine received, and finds the accepted tokens.
 
 The number of accepted draft tokens follows from the text alone: it is the length of the draft's
 longest prefix with which the text continues.
@@ -141,7 +141,7 @@ def _verify(token_ids, num_tokens, sampled, tokens, parents, columns, out):
         out_drafted[i] = drafted
         out_accepted[i] = min(accepted, gained - 1)
         out_filling[i] = filling[i]
-        # After a wrong token, all later ones count as wrong, so all are judged.
+        # After a wrong token, all later ones count as wrong, so all known tokens are judged.
         out_judged[i] = right if right == gained else known
         out_right[i] = right
         if known > 0:  # otherwise no token had a vote

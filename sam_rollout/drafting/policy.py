@@ -4,7 +4,7 @@ Each source finds the longest suffix of the request's text and draft that occurs
 texts (`automaton/continuations.py`). It votes for the most frequent and the latest token that
 followed this suffix there, and for two such tokens after the next shorter suffix. Similar votes
 form a class. If a share p of a class's votes was right, each vote of the class has the weight
--log(1 - p). The weights of votes for the same token are summed (a noisy or). The token with the
+-log(1 - p). The weights of votes for the same token are summed (a noisy-or). The token with the
 largest sum is drafted.
 
 Votes of texts are often wrong together, because texts copy the same passages. So if a model drafts
@@ -130,8 +130,8 @@ class DraftPolicy:
             if not self.unknown_tokens:
                 logger.warning(
                     "A source of drafts says a token id that the model, which has %d, does not "
-                    "have. The draft ends before it, drafting goes on; others are counted "
-                    "(sam/draft/unknown_tokens).",
+                    "have. The draft ends before this token, and drafting goes on. Further such "
+                    "tokens are only counted (sam/draft/unknown_tokens).",
                     self._vocab_size,
                 )
             self.unknown_tokens += unknown
@@ -187,7 +187,7 @@ def _keep_votes(votes, i, j, tokens, classes, count):
 
 @_inlined
 def _class_of_chance(most, j, accepted):
-    """Return a token's class; `accepted` is how many tokens of the last draft were accepted."""
+    """Return the class of token `j`; `accepted` tokens of the last draft were accepted."""
     number = np.int64(min(most / voting.SUM_WIDTH, voting.SUMS - 1))
     number = number * _POSITIONS + min(j, _POSITIONS - 1)
     return number * _BEFORE + min(accepted, _BEFORE - 1)
@@ -202,9 +202,9 @@ def _draft(
     places, budget, vocab_size, least_offered, least, out_tokens, columns, votes, chances, offered,
     accepted, weights, chances_of, lanes_of, tasks_of, lists, reached,
 ):  # fmt: skip
-    """See `DraftPolicy.draft`; return the numbers of drafted tokens and of tokens that end drafts.
+    """See `DraftPolicy.draft`; return the numbers of drafted tokens and of unknown tokens.
 
-    Tokens outside the engine's vocabulary end drafts.
+    An unknown token, one outside the engine's vocabulary, ends its draft.
 
     A lane is the position in a source's texts that a row's draft has reached. Row `first` + r has
     the lanes from r * sources on. The arguments are separate arrays, because numba reads these

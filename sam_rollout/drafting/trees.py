@@ -1,12 +1,12 @@
 """Grows trees of draft tokens from the same votes as chains, likeliest token first.
 
 A tree takes the tokens that most likely continue the text. All rows of a step share one budget of
-tokens. A token's chance is estimated as for chains (`policy.py`), from its depth instead of its
-position, and also from its rank among all tokens with votes. The estimate is multiplied by the
+tokens. A token's chance is estimated as for chains (`policy.py`), but from its depth instead of its
+position, and from its rank among all tokens with votes. The estimate is multiplied by the
 chance of the token before it in the tree.
 
 The weights of votes are learned at those positions of the text for which the tree had looked up
-votes. There, votes for tokens that were not drafted count, too.
+votes. At these positions, votes for tokens that were not drafted count, too.
 """
 
 import numpy as np
@@ -61,9 +61,9 @@ _CHILDREN = 8  # maximum number of candidates that follow one token
 # likely tokens, other continuations would hardly be among the tree's k tokens.
 _BRANCHES = 0.8
 # Up to _AT_ONCE tokens are looked up together, so that their waits for memory overlap. Each has at
-# least _NEAR times the chance of the first.
+# least _NEAR times the chance of the likeliest one.
 _AT_ONCE, _NEAR = 8, 0.5
-_UNKNOWN, _WRONG = -1, -2  # for a token that the text does not judge yet, and for a wrong one
+_UNKNOWN, _WRONG = -1, -2  # a token that the text does not judge yet, and a wrong token
 # Columns of a candidate.
 _ROW, _PARENT, _LOOKUP, _TOKEN = 0, 1, 2, 3
 
@@ -71,7 +71,8 @@ _ROW, _PARENT, _LOOKUP, _TOKEN = 0, 1, 2, 3
 class TreePolicy(DraftPolicy):
     """Drafts trees by vote, and learns from trees that were verified.
 
-    `limits.k` bounds the tokens of a request's tree, `config.step_budget` the tokens of a step.
+    A request's tree has at most `limits.k` tokens. The trees of a step together have at most
+    `config.step_budget` tokens.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class TreePolicy(DraftPolicy):
         return drafted
 
     def offered(self, verified: Verified) -> Offered | None:
-        """Return the counts by `learn` of the tokens that were found for the last trees."""
+        """Return counts of the tokens found for the last trees, which `learn` has counted."""
         return Offered(self._judged_rows, self._tokens) if self._tells else None
 
 
@@ -160,9 +161,9 @@ def _chance(table, number, rank, total):
 
 @_inlined
 def _rank(tokens, classes, weights, count, sums):
-    """Sum each token's votes; put distinct tokens to the front, heaviest first; return how many.
+    """Sum each token's votes, and return the number of distinct tokens.
 
-    `tokens` is overwritten in place.
+    These tokens are moved to the front of `tokens`, heaviest first.
     """
     distinct = 0
     for n in range(count):
@@ -404,7 +405,7 @@ def _chance_class(chance):
 
 @_inlined
 def _judge(i, text, gained, tokens, parents, count, state, chances, offered):
-    """Count a row's tokens in `offered`, and which of them the text shows to be right.
+    """Count a row's tokens in `offered`, and those that the text shows to be right.
 
     `text` begins with the `gained` tokens that the step sampled. `state` is scratch space: each
     node's depth if it is right, else _WRONG or _UNKNOWN.

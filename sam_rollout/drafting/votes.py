@@ -33,8 +33,8 @@ from sam_rollout.automaton.interface import (
 from sam_rollout.automaton.kernels import _inlined
 from sam_rollout.drafting.in_flight import NO_SOURCE
 
-# The assumed share of right votes in a class without votes. For texts it rises with the suffix's
-# length. For a model's drafts it is the probability that the model gave the token.
+# The share of right votes that is assumed in a class without votes. For texts this share rises with
+# the suffix's length. For a model's drafts it is the probability that the model gave the token.
 _FIRST_SHARES = np.linspace(0.35, 0.8, LENGTH_CLASSES)
 _SAID = np.convolve([0.0, *SHARES, 1.0], [0.5, 0.5], "valid")
 _FIRST_WEIGHT = 4.0  # the assumed share counts like this number of votes
@@ -42,7 +42,7 @@ _LARGEST_SHARE = 0.995
 _CHANGED = -1.0  # marks a weight that is to be worked out again; weights are not negative
 _SHARE_MEMORY = 1 << 12  # counts are halved at this number, to follow a model in training
 
-# Chances of drafted tokens are learned by the sum of their votes.
+# A drafted token's chance is learned for SUMS classes of its votes' sum, each SUM_WIDTH wide.
 SUMS = 32
 SUM_WIDTH = 0.25
 # Number of classes of the texts' joint vote; they come after the classes of the sources.

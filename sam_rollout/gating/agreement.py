@@ -38,7 +38,7 @@ _ROWS, _STEADY = map(Report._fields.index, ("rows", "steady"))  # columns of the
 
 
 class Exchange(Protocol):
-    """Carries one report of each engine to all, once in every step of the group."""
+    """Carries one report of each engine to all engines, once in every step of the group."""
 
     def publish(self, report: Report) -> None:
         """Send a report in the next exchange only; without a report this engine counts as idle."""
@@ -71,7 +71,7 @@ class AgreedGate(Gate):
         self._warned = False
 
     def observe(self, step: EngineStep) -> None:
-        """Take in the reports of all engines, and show the gate the step that they describe."""
+        """Take in the reports of all engines; let the gate observe the step that they describe."""
         exchanges, reports = self._exchange.received()
         consecutive = exchanges == self._exchanges + 1
         self._fresh = exchanges > self._exchanges
@@ -104,7 +104,7 @@ class AgreedGate(Gate):
         self._agreed_steps += self._fresh
         if not self._fresh:
             self._decision = self._decide_alone(rows, whole), False
-        elif leader is None:  # no engine had requests a step ago
+        elif leader is None:  # no engine had requests in the last step
             self._decision = 0, False
         else:
             self._decision = leader.proposal, bool(leader.trial)
@@ -120,8 +120,8 @@ class AgreedGate(Gate):
         if not self._warned:
             self._warned = True
             logger.warning(
-                "The engines that share experts with this one exchanged nothing for a step: until "
-                "they do, it drafts without their consent, by its own number of requests."
+                "The engines that share experts with this one exchanged nothing for a step. Until "
+                "they do, this engine decides alone, by its own number of requests, when to draft."
             )
         self._lone_steps += 1
         return self._fallback.budget(rows, whole=whole)

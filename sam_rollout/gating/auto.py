@@ -5,7 +5,7 @@ docs/gating.md explains how it decides. The terms of this module:
 * A level says whether to draft and, if so, which shape, and with which minimum chance of
   acceptance. Its rate is requests * (1 + expected accepted tokens) / expected step time.
 * The offers of a level are the tokens that could be drafted at it.
-* A trial is a step with another level than the best one, made only to learn from it.
+* A trial is a step with another level than the best level, made only to learn from the step.
 
 If only some requests may have drafts of a shape, the shape's offers are learned from these
 requests. If engines decide together (``agreement.py``), each learns times from the busiest engine's
@@ -26,7 +26,7 @@ from sam_rollout.gating.step import DecidedStep, EngineStep, LoadMeter
 from sam_rollout.gating.step_times import StepTimes
 
 # A level replaces the best level if its rate is higher by this factor. To draft at all, a level
-# needs this lead over no drafts, too.
+# needs this lead over level 0, too.
 _LEAD = 1.01
 # Trials may lose the time of this many steps beyond the share `exploration`, so that they can begin
 # at once.
@@ -37,7 +37,7 @@ _STALE = 512  # steps after which a cell has to be measured again
 # Steps after which a closed gate tries the most promising drafts again. The number doubles with
 # each trial, up to _ASK_AT_LEAST_EVERY, until the gate opens.
 _ASK_AGAIN, _ASK_AT_LEAST_EVERY = 32, 128
-# Factors by which a chain has to lead to replace a tree, and a tree to replace a chain.
+# The lead that a shape needs to replace the other shape: for a chain, and for a tree.
 _SHAPE_LEADS = 1.01, 1.05
 # Learning from a step takes microseconds (benchmarks/gate.py). So the gate learns from only one of
 # _LOOK_EVERY familiar steps, or from more of them if there are few requests.
@@ -55,8 +55,8 @@ class AutoGate(Gate):
     """Chooses levels by measured rates; see the module.
 
     `exploration` is the share of step time that trials may lose. `shapes` is the number of draft
-    shapes to choose from. Level 1 + s * len(CHANCES) + n drafts shape s with the minimum chance
-    CHANCES[n].
+    shapes to choose from. At level `1 + s * len(CHANCES) + n`, drafts have shape `s` and the
+    minimum chance `CHANCES[n]`.
     """
 
     def __init__(self, limits: Limits, exploration: float, shapes: int = 1) -> None:
@@ -74,8 +74,8 @@ class AutoGate(Gate):
         self._expected = [0.0] * self._levels
         self._best_shape = 0  # shape of the last chosen level that drafts
         self._shape_trials = [ShapeTrials() for _ in self._octaves]
-        # For each shape, the share of requests that may have such drafts: now, and at the last
-        # decision.
+        # For each shape, the share of requests that may have drafts of this shape: now, and at the
+        # last decision.
         self._may_draft = self._decided_may_draft = (1.0,) * shapes
         self._filling = 0.0  # padding tokens per request in a step without drafts
         self._seen = [[-_STALE] * self._times.loads for _ in range(self._times.bins)]
@@ -102,7 +102,7 @@ class AutoGate(Gate):
         """Learn the cost and the yield of the previous step."""
         seconds, self._last_ns = (step.now_ns - self._last_ns) * 1e-9, step.now_ns
         self._may_draft = step.may_draft or self._may_draft
-        if step.wasted:  # its time only shows the cost of a trial
+        if step.wasted:  # the step's time only shows the cost of a trial
             self._unseen += 1
             self._lose(seconds - self._expected[self._best])
             return
@@ -242,13 +242,13 @@ class AutoGate(Gate):
 
     def _use(self, shape: int) -> None:
         self._best_shape = shape
-        for trials in self._shape_trials:  # all octaves try the other shape from now on
+        for trials in self._shape_trials:  # from now on, trials of all octaves try the other shape
             trials.changed(self._steps)
 
     def _work_out(
         self, rows: int, context: int, by_shape: Sequence[Levels], first: int = 0
     ) -> tuple[list[float], list[float], list[float]]:
-        """Return, by level, a step's expected draft tokens, its seconds, and seconds per token.
+        """Return by level a step's expected draft tokens, its time, and a request's time per token.
 
         `context` is the number of all requests' tokens. `by_shape` has the offers per request, for
         shape number `first` and the following shapes.
@@ -279,7 +279,7 @@ class AutoGate(Gate):
         return tokens, expected, [s / (1 + right) for s, right in pairs]
 
     def _would_pay(self, offered: Offered, rows: int, shape: int) -> bool:
-        """Whether drafts would pay if all offers were like this step's; for a closed gate."""
+        """Whether drafts would pay if all offers were as in this step; for a closed gate."""
         if not self._times.ready:
             return False
         supply = Supply(self._calibrations[shape])
@@ -336,8 +336,8 @@ class AutoGate(Gate):
 
         A trial is made if its series is under way or may begin, and if its loss is affordable.
 
-        `room` is the time that trials may still lose. A trial that should lose no time is made even
-        if `room` is used up. A new series of trials replaces the results of the previous one.
+        `room` is the time that trials may still lose. A trial that is expected to lose no time is
+        made even if `room` is used up. A new series replaces the results of the previous one.
         """
         best = self._best
         if self._levels == LEVELS or not best or len(choices) < self._levels:
@@ -363,7 +363,7 @@ class AutoGate(Gate):
         return level
 
     def _accepted(self, level: int) -> float:
-        """Return the expected right draft tokens per request, averaged over all requests."""
+        """Return a level's expected number of right draft tokens, averaged over all requests."""
         if not level:
             return 0.0
         shape = _shape_of(level)

@@ -31,7 +31,7 @@ _DEVIATIONS, _MORE = 4.0, 2.0
 
 
 class Calibration:
-    """The share of right tokens in each class of draft tokens, learned from `steps` steps."""
+    """Learns the share of right tokens in each class of draft tokens, from `steps` steps."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -41,7 +41,7 @@ class Calibration:
         self._usual = [(a + b) / 2 for a, b in zip(CHANCES, (1.0, *CHANCES[:-1]), strict=True)]
 
     def observe(self, offered: Offered) -> None:
-        """Learn from a step."""
+        """Learn from the draft tokens that were found for a step."""
         self.steps += 1
         self._judged += offered.tokens[1:]
         if max(self._judged[0].tolist()) > _JUDGED:
@@ -50,8 +50,8 @@ class Calibration:
     def look(self, offered: Offered) -> None:
         """Learn from a step in which a closed gate only counted drafts; called after `observe`.
 
-        A class whose drafts have improved gets the counts of these steps alone. Otherwise, the many
-        earlier wrong drafts would outweigh them.
+        A class whose drafts have improved gets the counts of such steps alone. Otherwise, the many
+        earlier wrong drafts would outweigh these counts.
         """
         self._looks += offered.tokens[1:]
         judged, right, _ = self._looks
@@ -80,7 +80,7 @@ class Levels(NamedTuple):
 
 
 class Supply:
-    """The tokens offered per request and step in one octave, learned from `rows` requests."""
+    """Learns the tokens offered per request and step in one octave, from `rows` requests."""
 
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
@@ -92,7 +92,7 @@ class Supply:
         self._worked_out_at = -1  # `Calibration.steps` when `_levels` was computed
 
     def observe(self, offered: Offered) -> None:
-        """Learn from a step."""
+        """Learn from the draft tokens that were found for a step."""
         if not offered.rows:
             return
         rows = offered.rows
@@ -106,7 +106,7 @@ class Supply:
             spread[i] += weight * ((1 - weight) * rows * total * total - spread[i])
 
     def heir(self) -> Supply:
-        """Return a supply for another octave; it begins with this one's offers and adapts fast."""
+        """Return a supply for another octave, which begins with these offers and adapts fast."""
         heir = Supply(self._calibration)
         heir._tokens, heir._spread = self._tokens.copy(), self._spread.copy()
         heir.rows = min(self.rows, _ROWS / 4)

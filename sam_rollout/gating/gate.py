@@ -15,7 +15,7 @@ def hands_over(budget: int, least_chance: float) -> bool:
 
 
 class Gate:
-    """Base class of the gates: they set the budget of draft tokens of every engine step."""
+    """Base class of the gates, which set every engine step's budget of draft tokens."""
 
     is_trial = False  # whether the last budget was chosen only to learn from its step
     least_chance = 0.0  # drafts end before tokens that are less likely to be accepted
@@ -43,8 +43,8 @@ class Gate:
 class ScheduleGate(Gate):
     """A budget that depends only on the number of running requests.
 
-    `schedule` has the draft tokens per request, by the largest number of requests for which they
-    hold. With more requests than any of these numbers, nothing is drafted.
+    `schedule` maps numbers of requests to draft tokens per request. An entry holds up to its number
+    of requests. Beyond the largest number, nothing is drafted.
     """
 
     def __init__(self, schedule: Mapping[int, int], k: int) -> None:

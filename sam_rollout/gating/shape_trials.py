@@ -33,7 +33,7 @@ class ShapeTrials:
         return step - self._begun_at >= self._again
 
     def begin(self, step: int, fresh: Supply | None) -> None:
-        """Begin a series; it adds to `fresh`, or to the shape's known offers if that is None."""
+        """Begin a series, which adds to `fresh`; None stands for the shape's known offers."""
         self._begun_at, self._rows, self.fresh = step, 0, fresh
         self._again = min(2 * self._again, _AT_LEAST_EVERY)
 

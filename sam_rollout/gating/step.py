@@ -22,7 +22,7 @@ class StepLoad(NamedTuple):
 class DecidedStep(NamedTuple):
     """A step's load, and the decision that was made for it."""
 
-    # If several engines wait for each other: the busiest engine's load, `steady` if all were.
+    # If several engines wait for each other: the busiest engine's load; steady if all are steady.
     load: StepLoad
     budget: int
     trial: bool  # whether the decision was a trial
@@ -59,6 +59,6 @@ class LoadMeter:
             int(_sum(verified.sampled)),
             int(_sum(verified.drafted)) + int(_sum(verified.filling)),
             int(_sum(step.num_tokens)),
-            # If the step before left a prompt unfinished, this step computed that prompt's rest.
+            # If the step before left a prompt unfinished, this step computed the rest of it.
             bool(rows and no_prompt_before and self._no_prompt and step.same_batch),
         )

@@ -6,9 +6,9 @@ The expected time of a step is `speed * base * correction`:
   time, because otherwise large batches would outweigh small ones.
 * `correction` is the ratio of measured times to `base` in a cell. A cell has the steps with about
   the same number of requests and of draft tokens per request. An empty cell takes its correction
-  from the cells with the same number of requests, or 1.
+  from the cells with the same number of requests. If these are empty, too, the correction is 1.
 * `speed` follows causes that slow all steps down, such as another program on the machine. It is
-  also pulled back to 1, because otherwise it and `base` could drift in opposite directions.
+  also pulled back to 1, because otherwise `speed` and `base` could drift in opposite directions.
 """
 
 import math
@@ -25,7 +25,7 @@ _CELL_MEMORY = 64  # steps that a cell remembers
 _FIT_EVERY = 64
 _FIRST_FITS = (8, 16, 32)  # numbers of steps after which the first fits are made
 _WARM_UP = _FIRST_FITS[0]  # before this number of steps, there are no expectations and no outliers
-_OUTLIER = 2.0  # a step whose time differs from the expected one by this factor is an outlier
+_OUTLIER = 2.0  # a step is an outlier if its time differs from the expected time by this factor
 _KNOWN = 4  # steps after which a cell is known; an unknown cell may lie far from the expectation
 # If a cell had no step for this many steps, its old measurements together weigh no more than
 # `_KNOWN` steps, because the fitted line may have moved.
@@ -33,8 +33,8 @@ _OLD = 256
 _PATIENCE = 16
 _SPEED_RATE = 1 / 32
 # A cell's ratio is mixed with the ratio of all cells that have its number of requests and its
-# shape. The latter ratio counts like this number of steps. It is itself mixed with the line in the
-# same way.
+# shape, which counts like this number of steps. In the same way, that ratio is itself mixed with a
+# wider one: the ratio of all shapes, and finally 1.
 _BORROWED = 2.0
 _FARTHEST = 8.0  # largest factor by which a cell may differ from the line
 _COLUMNS = 2  # cells for each draft token per request
@@ -42,7 +42,7 @@ _ROWS_APART = 9 / 8  # largest ratio of the numbers of requests that share a cel
 
 
 class StepTimes:
-    """Expected step times, in seconds, by requests, draft tokens and context.
+    """Learns how step times, in seconds, depend on requests, draft tokens and context.
 
     Each shape of drafts has its own cells, because a tree may cost more than a chain.
     """
@@ -127,7 +127,7 @@ class StepTimes:
             return borrowed
         a, b, c, d = self._line
         line = a * n + b * scored + c * drafted + d * read
-        # The ratio is bounded in case the line is far off.
+        # The ratio is bounded, because the line may be far off.
         above = _FARTHEST if line * _FARTHEST <= seconds else max(seconds / line, 1 / _FARTHEST)
         return (above * n + _BORROWED * borrowed) / (n + _BORROWED)
 
@@ -177,7 +177,7 @@ class StepTimes:
         return True
 
     def _fit(self) -> None:
-        """Fit the line to the latest steps and, with falling weight, to earlier ones."""
+        """Fit the line to the latest steps and, with falling weight, to earlier steps."""
         fresh = np.array(self._recent)
         relative = fresh / fresh[:, -1:]
         features = relative[:, :-1]
@@ -187,7 +187,7 @@ class StepTimes:
         if len(fresh) == _FIT_EVERY:
             self._gram, self._moment, self._recent = gram, moment, []
         # The ridge divides the time between features whose effects the data do not separate. The
-        # slope of draft tokens is their cost in addition to other scored tokens.
+        # slope of draft tokens is what they cost beyond the cost of any scored token.
         scale = np.sqrt(np.maximum(np.diag(gram), 1e-30))
         ridged = gram / np.outer(scale, scale) + np.diag(_RIDGE)
         a, b, c, d = np.linalg.solve(ridged, moment / scale) / scale
@@ -203,7 +203,7 @@ class StepTimes:
 
 
 def _bins(max_rows: int) -> list[int]:
-    """Map numbers of requests to cells; small numbers have their own cells, larger ones share."""
+    """Map numbers of requests to cells; each small number has its own cell, larger ones share."""
     bins, bound, number = [0], 1.0, 0
     for rows in range(1, max_rows + 1):
         if rows > bound:

@@ -1,4 +1,4 @@
-"""Reads the folder of an EAGLE-3 head without torch, and checks that it fits its policy.
+"""Reads the folder of an EAGLE-3 head without torch, and checks that the head fits its policy.
 
 Two formats can be read: the format of the speculators library and the format of Hugging Face llamas
 (`LlamaForCausalLMEagle3`). This package writes heads in the first format.
@@ -84,8 +84,8 @@ class Head:
 
     path: str
     shape: HeadShape
-    parameters: int  # Number of parameters in its files, with its own embeddings if it has any.
-    has_output: bool  # Whether its files hold an output matrix.
+    parameters: int  # Number of parameters in the files, with the head's own embeddings, if any.
+    has_output: bool  # Whether the files hold an output matrix.
     # The values of BASE_KEYS for the policy that the head was trained for; may be empty.
     base_model: Mapping[str, Any]
 
@@ -150,7 +150,7 @@ def is_fresh(folder: Path) -> bool:
 
 
 def check_belongs(head: Head, model_config: Mapping[str, Any], field: str = "head") -> None:
-    """Refuse a head that was trained for another policy than the one with this `config.json`.
+    """Refuse a head that was trained for another policy than that with this `config.json`.
 
     Raises:
         ConfigError: Sizes differ, or the head reads hidden states of layers that do not exist.
@@ -284,5 +284,5 @@ def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def vllm_name(name: str) -> str:
-    """Return vLLM's name of a weight in either format."""
+    """Return the name that vLLM gives to a weight, from its name in either format."""
     return name.replace("midlayer.", "layers.0.")

@@ -2,8 +2,8 @@
 
 The head computes the same as vLLM's `Eagle3LlamaForCausalLM` and `Eagle3Qwen3ForCausalLM` (arXiv
 2503.01840). At position t it reads the policy's hidden states of token t and the embedding of token
-t + 1, and proposes token t + 2. For later draft tokens it reads its own output, because the policy
-has not computed their hidden states yet.
+t + 1, and proposes token t + 2. For later draft tokens it reads its own output in place of hidden
+states, which the policy has not computed yet.
 """
 
 import math
@@ -93,7 +93,7 @@ class GatedMLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """A decoder layer that also takes the embedding of the next token."""
+    """A decoder layer that takes a hidden state and the embedding of the next token."""
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()

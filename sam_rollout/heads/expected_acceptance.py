@@ -44,7 +44,7 @@ class Acceptance:
 
 
 def tokens_per_step(accepted: Sequence[int]) -> tuple[int, int]:
-    """Replay a response with the drafts' accepted lengths; return tokens and verify steps."""
+    """Replay a response; `accepted` is each draft's accepted length. Return tokens and steps."""
     place = steps = 0
     while place < len(accepted):
         place += accepted[place] + 1
@@ -76,7 +76,7 @@ def count_accepted(learner: Learner, samples: Sequence[Sample]) -> Tensor:
             probability[step.number] += float(right.sum())
             counted[step.number] += len(drafts)
             matches.append((drafts == step.tokens).long())
-        # The number of tokens accepted of each position's draft; later steps have fewer positions.
+        # Number of tokens accepted of the draft at each position; later steps have fewer positions.
         accepted = pad_sequence(matches).cumprod(1).sum(1)
         found = tokens_per_step(accepted.tolist())
         tokens, verify_steps = tokens + found[0], verify_steps + found[1]

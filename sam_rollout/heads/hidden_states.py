@@ -1,4 +1,4 @@
-"""Texts with the policy's hidden states, from which a head learns."""
+"""Computes the hidden states of a policy for texts, from which a head learns."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def draw_start(rng: random.Random, tokens: int, prompt: int, length: int) -> int
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """A causal language model of transformers, and the two matrices that its head shares.
+    """A causal language model of transformers, and the two matrices that it shares with its head.
 
     Both matrices are on one device. Layers of the model may be on other devices.
     """

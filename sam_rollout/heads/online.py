@@ -29,13 +29,13 @@ logger = logging.getLogger(__name__)
 # Largest share of the buffer that one training step replaces.
 SHARE_OF_BUFFER = 0.25
 _WARM_UP = 20  # Updates.
-# A new head starts with 10 times the learning rate, which falls to the usual one in 1000 updates.
+# A new head's learning rate falls from 10 times the usual rate to the usual rate in 1000 updates.
 _EAGER, _EAGER_UPDATES = 10.0, 1000
 _TESTED = 2  # Batches of new windows on which a head is tested before it learns from them.
 
 
 class SampleBuffer:
-    """The newest windows of responses, up to a number of tokens, in host memory."""
+    """Keeps the newest windows of responses, up to a number of tokens, in host memory."""
 
     def __init__(self, tokens: int) -> None:
         self._most, self._tokens, self._fresh = tokens, 0, 0
@@ -96,7 +96,7 @@ class OnlineHead:
         """Measure acceptance on the new windows, and make updates as long as time is left.
 
         `find_policy` returns the policy's current matrices on the device. It has to return the same
-        in all processes, or to raise in all. It is called only if there is time. `seconds` is the
+        in all processes, or to raise in all, and is called only if there is time. `seconds` is the
         time that this training step grants. Unused and overdrawn time is carried over to the next
         step.
 
@@ -218,8 +218,8 @@ class OnlineHead:
     def state_dict(self) -> dict[str, Any]:
         """Return the state for `load_state_dict`.
 
-        It lacks the buffer's windows, the time carried over from earlier steps, and whether the
-        training has failed.
+        This state lacks the buffer's windows, the time carried over from earlier steps, and whether
+        the training has failed.
         """
         return {
             "head": self.trainable.head.state_dict(),

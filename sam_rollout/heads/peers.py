@@ -1,4 +1,4 @@
-"""The processes that train one head together, each on its own texts."""
+"""Connects the processes that train one head together, each on its own texts."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator

@@ -48,8 +48,8 @@ class Step:
 class Learner:
     """A head that learns `steps` draft steps, with the matrices of its policy.
 
-    `vocabulary` has the tokens that the head can draft, ascending, [draft vocabulary]; by default
-    it can draft all. `output` is the head's own output matrix, [draft vocabulary, hidden]; by
+    `vocabulary` has the tokens that the head can draft, ascending, [draft vocabulary]; None means
+    all tokens. `output` is the head's own output matrix, [draft vocabulary, hidden]; by
     default the head uses these tokens' rows of the policy's matrix.
     """
 
@@ -188,7 +188,7 @@ class HeadOptimizer:
             if self._peers.size == 1:
                 self._forget()
                 raise
-            # The other processes wait for this one's gradients, so it contributes NaN.
+            # The other processes wait for this process's gradients, so it contributes NaN.
             cause, like = error, self._parameters[0]
             mine = like.new_full((sum(p.numel() for p in self._parameters) + 1,), math.nan)
         mean = self._peers.sum(mine) / self._peers.size

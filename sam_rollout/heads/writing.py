@@ -42,7 +42,7 @@ class TrainableHead(NamedTuple):
     head: Eagle3Head
     shape: HeadShape
     vocabulary: Tensor | None  # The tokens that the head can draft, ascending; None means all.
-    # The head's own output matrix, [draft vocabulary, hidden]; None means the policy's.
+    # The head's own output matrix, [draft vocabulary, hidden]; None: the policy's matrix.
     output: Tensor | None
 
 
@@ -51,7 +51,7 @@ def _speculators_config(
 ) -> dict[str, Any]:
     """Return the head's `config.json`.
 
-    It has no `model_type` at the top level, which would make vLLM load the head as a whole model.
+    The key `model_type` is left out, because it would make vLLM load the head as a whole model.
     """
     kind, name = ("qwen3", "Qwen3") if shape.architecture == QWEN3 else ("llama", "Llama")
     method = {
@@ -187,7 +187,7 @@ def _check_computed(
     if "sliding_attention" in (given.get("layer_types") or ()):
         raise ConfigError(f"{place}: layer_types", given["layer_types"], "must be full_attention")
     if shape.hidden_size != shape.aux_hidden_size:
-        allowed = f"must be {shape.aux_hidden_size}, the policy's, to be trained here"
+        allowed = f"must be {shape.aux_hidden_size} as in the policy, to be trained here"
         raise ConfigError(f"{place}: hidden_size", shape.hidden_size, allowed)
     # transformers normalises the state after the last layer, but vLLM does not.
     if max(shape.target_layers) >= model_config["num_hidden_layers"]:

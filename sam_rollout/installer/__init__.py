@@ -1,6 +1,6 @@
 """Install a device's pinned packages, into a checkout's `.venv` or the running environment.
 
-The other files are programs of their own, because they run before anything is installed.
+The other modules here are programs of their own, because they run before anything is installed.
 """
 
 from pathlib import Path

@@ -144,7 +144,7 @@ class Installation:
         env = {**os.environ, **variables}
         done = subprocess.run(command, env=env, stdout=out, stderr=errors, text=True)
         if done.returncode:
-            sys.exit(f"{done.stdout or ''}error: uv pip {act} failed; its words are above")
+            sys.exit(f"{done.stdout or ''}error: uv pip {act} failed; its output is above")
         return done.stdout or ""
 
     def _output(self, program: str) -> str:
@@ -176,7 +176,7 @@ def venv_of(checkout: Path) -> str:
             )
         say(f"making .venv with {base}")
         if subprocess.run([base, "-m", "venv", str(folder)]).returncode:
-            package = f"Debian and Ubuntu keep it in python{PYTHON_VERSION}-venv"
+            package = f"Debian and Ubuntu have venv in the package python{PYTHON_VERSION}-venv"
             sys.exit(f"error: '{base} -m venv' failed; {package}")
     return str(python)
 
@@ -198,7 +198,7 @@ def main(words: list[str]) -> None:
     python = venv_of(given.checkout) if given.checkout else sys.executable
     if version_of(python) != PYTHON_VERSION:
         sys.exit(
-            f"error: {python} is not Python {PYTHON_VERSION}, for which the pins are; "
+            f"error: {python} is not Python {PYTHON_VERSION}, which the pinned packages need; "
             "make the environment anew"
         )
     Installation(given.profile, python, given.checkout).pinned()

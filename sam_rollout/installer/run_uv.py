@@ -6,9 +6,9 @@ pip fetches uv into FOLDER (by default a temporary one), so no environment is ch
 read pip's environment variables, so this program translates them:
 
 * PIP_INDEX_URL becomes UV_DEFAULT_INDEX, and PIP_FIND_LINKS becomes UV_FIND_LINKS.
-* The wheels of PIP_FIND_LINKS include the CPU build of torch. If PIP_FIND_LINKS is not set and
-  CPU_TORCH is, uv takes this build from PyTorch's own index. The pinned version of torch ends in
-  +cpu. Ordinary indexes lack this version, so uv cannot install a CUDA build by mistake.
+* The wheels of PIP_FIND_LINKS include the CPU build of torch. Without PIP_FIND_LINKS, uv takes this
+  build from PyTorch's own index if CPU_TORCH is set. The pinned version of torch ends in +cpu.
+  Ordinary indexes lack this version, so uv cannot install a CUDA build by mistake.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def settings(given: Mapping[str, str]) -> dict[str, str]:
     if index := given.get("PIP_INDEX_URL"):
         variables.setdefault("UV_DEFAULT_INDEX", index)
     if links := given.get("PIP_FIND_LINKS"):
-        # pip separates several links by spaces, uv by commas
+        # pip separates links by spaces, and uv separates them by commas
         variables.setdefault("UV_FIND_LINKS", ",".join(links.split()))
     elif given.get(CPU_TORCH):
         variables.setdefault("UV_TORCH_BACKEND", "cpu")

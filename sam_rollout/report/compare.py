@@ -2,7 +2,7 @@
 
 Every gain is given raw (as measured) and at equal tokens (per token), because the sides may have
 sampled different texts. It is given as speed-up minus one (BASE / SAM - 1) and as time saved (1 -
-SAM / BASE). The module `fairness` looks for other causes of a difference than drafts.
+SAM / BASE). The module `fairness` looks for causes of a difference other than drafts.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ from sam_rollout.telemetry.records import RunFolderError
 class Compared(NamedTuple):
     """A time (s) or another quantity that is compared step by step.
 
-    `names`, `spent` and `tokens` list metrics; the first one that all runs have is used.
+    Of each list of metrics (`names`, `spent`, `tokens`), the first that all runs have is used.
     """
 
     key: str  # Name of the row.
@@ -78,7 +78,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """One metric on both sides; `steps` counts the steps for which all runs have it."""
+    """One metric on both sides; `steps` counts the steps for which all runs have the metric."""
 
     key: str
     title: str

@@ -1,4 +1,4 @@
-"""The tables of a comparison, for the terminal, the HTML page and Markdown."""
+"""Makes the tables of a comparison, for the terminal, the HTML page and Markdown."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -156,4 +156,4 @@ def _steps_line(comparison: Comparison) -> str:
     )
     if comparison.skipped:
         return f"{line}; skipped at the start: {', '.join(map(str, comparison.skipped))}"
-    return f"{line}; none skipped, so a warm-up in the first one counts"
+    return f"{line}; none skipped, so a warm-up in the first step counts"

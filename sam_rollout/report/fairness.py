@@ -24,11 +24,11 @@ SEVERITIES = (UNFAIR, WARNING, NOTE, UNKNOWN)
 
 SHARED_PROMPTS = 0.9  # Minimum share of a step's prompts that both sides have, mean over steps.
 TOKENS_WARNING, TOKENS_UNFAIR = 0.01, 0.05  # Relative difference of mean response length.
-# A comparison is unfair if the distributions of response lengths have at least this distance, and
-# the test's p-value is below the second number (Kolmogorov and Smirnov).
+# A comparison is unfair if the distributions of response lengths are at least KS_UNFAIR apart, and
+# the p-value of the Kolmogorov-Smirnov test is below KS_P.
 KS_UNFAIR, KS_P = 0.1, 0.01
 LOAD_WARNING, LOAD_UNFAIR = 0.05, 0.15  # Relative difference of a time that drafts do not affect.
-WARM_UP = 1.5  # A warm-up step takes more than this many times the others' median.
+WARM_UP = 1.5  # A warm-up step takes more than this many times the median of the others.
 FEW_STEPS = 3
 _MAY_DIFFER_IN_RESUME = {  # settings that decide where a start begins and ends
     "trainer.resume_mode", "trainer.resume_from_path", "trainer.total_training_steps",
@@ -73,7 +73,7 @@ class Case(Both):
         return means if all(map(all, means)) else []
 
 
-# A rule yields severity and text, or a whole finding if the finding is not named after the rule.
+# A rule yields (severity, text), or a `Finding` if the finding is not named after the rule.
 _Found = Iterator[tuple[str, str] | Finding]
 
 
@@ -141,7 +141,7 @@ def seeds(case: Case) -> _Found:
 
 
 def resumed(case: Case) -> _Found:
-    """Compares the starts of each resumed run, except for the settings of first and last steps."""
+    """Compares the starts of each resumed run, except for settings in `_MAY_DIFFER_IN_RESUME`."""
     for run in case.runs:
         for start in run.starts[1:]:
             changed = [

@@ -12,7 +12,7 @@ import pandas as pd
 from sam_rollout.report.runs import Both, Run, partners, whole_steps
 from sam_rollout.telemetry.records import value_at
 
-# verl's trainer mode, as runs record it; runs of other recipes may record none.
+# Modes of verl's trainer as recorded; runs of other recipes may record no mode.
 SYNCHRONOUS = {"sync", None}
 TOKEN_IDS, LENGTHS = "token ids", "lengths"  # the two ways to compare responses
 IDENTITY = ["step", "group", "sibling"]
@@ -41,7 +41,7 @@ class Losslessness:
 
     coupled: bool  # Whether both sides used the same coupled sampler.
     timed: bool  # Whether a trainer is asynchronous, so timing decides which weights sample.
-    pairs: list[Pair]  # Each is a run of BASE and one of SAM, with equal seeds if known.
+    pairs: list[Pair]  # Each compares a run of BASE with one of SAM, of equal seeds if known.
     controls: list[Pair]  # Repeats of one side.
 
     def counts(self) -> dict[str, tuple[int, int]]:
@@ -87,7 +87,7 @@ def losslessness(both: Both) -> Losslessness:
 
 
 def _compared(runs: Sequence[Run], steps: list[int]) -> Iterator[Pair]:
-    """Compare two runs by token ids in steps whose texts both recorded, by lengths in others."""
+    """Compare runs by token ids in steps whose texts both recorded, else by response lengths."""
     left = steps
     for (table, column), by in _COLUMNS.items():
         tables = [getattr(run, table) for run in runs]

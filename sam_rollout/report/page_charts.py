@@ -1,4 +1,4 @@
-"""The charts of a comparison's page, as inline SVG.
+"""Draws the charts of a comparison's page as inline SVG.
 
 Variables of the page's style sheet replace matplotlib's colours. The page shows the text in
 `data-tip` as a tooltip.
@@ -20,11 +20,11 @@ from sam_rollout.report.compare import Comparison, number
 from sam_rollout.report.panels import SECTIONS, Panel
 from sam_rollout.report.pictures import BASE, SAM, heading, sides
 
-SIZE = (4.0, 2.4)  # inches; the page scales it
+SIZE = (4.0, 2.4)  # inches; the page scales charts
 _VARIABLES = {BASE: "base", SAM: "sam", INK: "ink", MUTED: "muted", RULE: "rule"}
 _STYLE = STYLE | {
     "font.size": 9,
-    "svg.fonttype": "none",  # Keeps texts as texts.
+    "svg.fonttype": "none",  # Keeps texts as texts, not as outlines.
     "svg.hashsalt": "sam_rollout",  # Makes the ids in a chart's SVG reproducible.
     "axes.facecolor": "none",
     "savefig.facecolor": "none",
@@ -41,7 +41,7 @@ class Chart:
 
 
 def charts(comparison: Comparison) -> dict[str, list[Chart]]:
-    """Return a chart per panel with data of at least one side, by title of its section."""
+    """Return, by section title, a chart for each panel that has data of at least one side."""
     both = sides(comparison)
     found: dict[str, list[Chart]] = {}
     for section in SECTIONS:

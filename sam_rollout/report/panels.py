@@ -1,6 +1,6 @@
 """Declares the panels of all dashboards, in sections that each answer a question.
 
-Metrics that `sam_rollout.telemetry` does not declare are verl 0.9.1's.
+Metrics that `sam_rollout.telemetry` does not declare come from verl 0.9.1.
 """
 
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Section:
-    """Charts that answer one question; the first one is the most important."""
+    """Charts that answer one question; the first chart is the most important."""
 
     title: str
     question: str

@@ -97,7 +97,7 @@ def comparable(
     """Return a configuration by dotted names, without settings in which fair runs may differ.
 
     Settings that the launcher changed because of drafts get the values that the user asked for.
-    With `repeats` the `sam` group is kept. With `typed` it is the group that the user typed.
+    With `repeats` the `sam` group is kept. With `typed` its values are those that the user typed.
     """
     named = flat(encode(config))
     run_dir = str(named.get("run_dir") or "<run_dir>")

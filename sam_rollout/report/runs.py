@@ -22,7 +22,7 @@ class Run:
     """One run."""
 
     path: Path
-    starts: list[RunInfo]  # Descriptions of all starts, the first one first.
+    starts: list[RunInfo]  # Descriptions of all starts, in order.
     steps: pd.DataFrame  # Index: training step, columns: metric names; NaN if unknown.
     problems: list[str]  # Sentences about files that could not be read.
     name: str = ""  # Name of the side, with a number if the side has several runs.
@@ -98,7 +98,7 @@ def seeds_in_pairs(base: list[Run], sam: list[Run]) -> bool:
 
 
 def partners(base: list[Run], sam: list[Run]) -> list[tuple[int, int]]:
-    """Pair both sides' runs by equal seeds, and all others in order; return the runs' indices."""
+    """Pair both sides' runs by equal seeds, and the other runs in order; return their indices."""
     left, found = list(range(len(sam))), {}
     for place, run in enumerate(base):
         for other in left:
@@ -143,7 +143,7 @@ class Both:
         return next((name for name in known if len(self.every(name).dropna())), None)
 
     def every(self, name: str) -> pd.DataFrame:
-        """Return a metric of all runs, a row per training step and a column per (side, name)."""
+        """Return a metric's table, with a row per training step and a column per (side, run)."""
         sides = zip(SIDES, (self.base, self.sam), strict=True)
         runs = [(side, run) for side, some in sides for run in some]
         return pd.DataFrame({(side, run.name): run.values(name, self.steps) for side, run in runs})
@@ -165,5 +165,5 @@ def whole_steps(run: Run, rows: pd.DataFrame, steps: list[int]) -> list[int]:
     replicas = rows.groupby("step")["replica"].nunique().reindex(steps, fill_value=0)
     whole = replicas > 0
     if _REPLICAS in run.steps:
-        whole &= replicas >= run.steps[_REPLICAS].reindex(steps)  # false where that is NaN
+        whole &= replicas >= run.steps[_REPLICAS].reindex(steps)  # false where the metric is NaN
     return [step for step in steps if whole[step]]

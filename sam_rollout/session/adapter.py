@@ -1,4 +1,4 @@
-"""The interface through which a session uses its engine."""
+"""Defines the interface through which a session uses its engine."""
 
 import dataclasses
 from collections.abc import Callable, Collection
@@ -33,7 +33,7 @@ class EngineHooks:
     Attributes:
         graph_of: returns the graph of a step, for `sam.pad_drafts`; called from the first step on.
         sampler_us: returns the host time in the samplers since its last call, in microseconds.
-        heard: returns the positions scored since its last call, or None; its argument says whether
+        heard: returns the positions scored since its last call, or None; the argument says whether
             the gate is open.
         made: returns the arguments of `Source.receive` for this step, or None.
         made_after: number of steps from the one in which `DraftSession.wants_made` becomes true to
@@ -49,4 +49,4 @@ class EngineHooks:
     verifies_trees: bool = False
 
 
-NO_HOOKS = EngineHooks()  # for an engine that offers none of these functions
+NO_HOOKS = EngineHooks()  # for an engine that offers no hooks

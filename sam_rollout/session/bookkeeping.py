@@ -37,7 +37,7 @@ class Bookkeeping:
         """Take in a changed batch; return the requests that have ended."""
         ended = self.ledger.follow(request_ids, live)
         if not self._record:
-            self.ledger.drain()  # otherwise totals of ended requests would pile up
+            self.ledger.drain()  # otherwise the ledger would keep totals of ended requests
         return ended
 
     def end(
@@ -62,8 +62,8 @@ class Bookkeeping:
                 self.failures += 1
                 self._notes = []  # an incomplete list of notes is useless
                 logger.warning(
-                    "Engine steps cannot be recorded any more and count as without drafts; "
-                    "drafting goes on.",
+                    "Engine steps cannot be recorded any more, and count as steps without drafts. "
+                    "Drafting goes on.",
                     exc_info=True,
                 )
 

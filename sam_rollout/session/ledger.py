@@ -23,7 +23,7 @@ REQUESTS, TOKENS, KEPT, FILLING, KEPT_FILLING, BY_PLACE = range(6)
 
 
 class RequestLedger:
-    """Totals of each request over its life, and totals by length of context since the last drain.
+    """Keeps totals of each request over its life, and by length of context since the last drain.
 
     Attributes:
         step: int64 [5 + k + 2 * sources], the last booked step's sums; see ``BY_PLACE``.
@@ -51,7 +51,7 @@ class RequestLedger:
         row_of = {request_id: row for row, request_id in enumerate(self._ids)}
         count = len(request_ids)
         rows = np.fromiter((row_of.pop(rid, -1) for rid in request_ids), np.int64, count)
-        for request_id, row in row_of.items():  # these have left the batch
+        for request_id, row in row_of.items():  # these requests have left the batch
             self._parked[request_id] = self._counts[:, row].copy()
         stayed = rows >= 0
         self._counts[:, :count] = np.where(stayed, self._counts[:, rows], 0)
@@ -66,7 +66,7 @@ class RequestLedger:
         return ended
 
     def book(self, verified: Verified, num_tokens: np.ndarray, *, drafted: bool) -> None:
-        """Add a step to the totals; `drafted` says if it had draft or padding tokens to verify."""
+        """Add a step to the totals; `drafted`: whether it had draft or padding tokens to verify."""
         if not (drafted or self._anything_offered):
             self.step.fill(0)
             return

@@ -1,4 +1,4 @@
-"""Decides when the engine's own drafter (the model) has to run, and takes in its drafts."""
+"""Decides when the engine's own drafter (the model) runs, and takes in the model's drafts."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from sam_rollout.session.adapter import EngineHooks
 from sam_rollout.sources.model import ModelSourceConfig
 
 # A closed gate sometimes makes a look: drafts are found but not handed over. If the model's drafts
-# are missing, the look is postponed, and the model runs for `_LOOK_AHEAD` steps. So its drafts
+# are missing, the look is postponed, and the model runs for `_LOOK_AHEAD` steps, so that its drafts
 # exist when the gate decides again.
 _LOOK_AHEAD = 8
 

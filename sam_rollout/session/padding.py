@@ -29,7 +29,7 @@ FULL_GRAPH, NO_GRAPH = "FULL", "NONE"  # any other value means piecewise graphs
 
 
 def no_graphs(_num_tokens: int, _uniform: bool) -> str:
-    """Answer for an engine without captured graphs: no step runs in one."""
+    """Return the graph of any step of an engine without captured graphs: none."""
     return NO_GRAPH
 
 

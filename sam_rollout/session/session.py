@@ -12,7 +12,8 @@ drafts. `DraftSession.step` has these stages:
 
 An engine may prepare its next step before the drafts are known. Such a step has exactly k draft
 tokens per request, padding included. `step` then drafts at once if the gate's last decision was to
-open. The gate decides again in `settle`, which also notes the step, while the engine computes.
+open. While the engine computes, the adapter calls `settle`: the gate then decides again, and the
+step is noted.
 
 A drafter that fails is switched off, logged once and counted, and the rollout goes on. While the
 gate is closed, the drafter reads new tokens and hands over no drafts. A request's state is freed
@@ -46,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 def why_chains(config: SamConfig) -> str:
-    """Say why no engine drafts trees with these settings; empty if an engine may."""
+    """Say why no engine drafts trees with these settings; return "" if an engine may."""
     if config.max_draft_tokens == 1:
         return "a tree of one token is a chain"
     if config.draft_shape == "auto" and config.gate.kind != "auto":
@@ -62,12 +63,12 @@ def shapes_of(config: SamConfig) -> tuple[str, ...]:
 
 
 class DraftSession:
-    """Drafts for the requests of one engine.
+    """Makes the drafts for the requests of one engine.
 
     Args:
         config: validated, with speculation enabled.
         requests: the engine's requests.
-        exchange: the channel to engines that run in lockstep with this one; None if it runs alone.
+        exchange: the channel to engines that run in lockstep with this engine; None without any.
         record: whether to keep per-step and per-request records; the caller then has to `drain`.
         hooks: functions of the engine that the session calls.
 
@@ -102,7 +103,7 @@ class DraftSession:
         price = ModelPrice(limits) if measures and {*names} > {"model"} else None
         self._made = MadeDrafts(config.sources.model, hooks, price)
         self._books = Bookkeeping(limits, names, hooks.sampler_us, record)
-        self._batch = self.drafter.batch  # it outlives a failed drafter, since padding goes on
+        self._batch = self.drafter.batch  # kept after the drafter fails, since padding goes on
         self._padding = functools.partial(
             DraftPadding, setting=config.pad_drafts, graph_of=hooks.graph_of, limits=limits
         )
@@ -111,9 +112,9 @@ class DraftSession:
         self.wants_drafts = False
         self._paused = False
         self._request_ids: list[str] = []
-        # By shape: the requests of the batch that may not have such drafts.
+        # By shape: the requests of the batch that may not have drafts of this shape.
         self._left_out: list[set[str]] = [set() for _ in shapes]
-        # By shape: int32[B], 1 for each row that may draft, 0 for others; or 1 if all may.
+        # By shape: int32[B], 1 for rows that may draft and 0 for others; the int 1 if all may.
         self._may_draft: list[int | np.ndarray] = [1] * len(shapes)
         self._shares = (1.0,) * len(shapes)  # by shape, the share of rows that may draft it
         self._gate_open = False  # whether the gate was open when the last drafts were made
@@ -159,7 +160,7 @@ class DraftSession:
             num_tokens: int32[B], known tokens of each row.
             sampled: int32[B], tokens that each row gained in this step, bonus token included; 0 for
                 a prompt that is still being computed. Each call needs a new array, because the next
-                call reads this one again.
+                call reads the last array again.
             room: whether the engine's next step can verify drafts. If not, there are no drafts;
                 `wants_drafts` says whether the step after it should have room.
             whole: whether a step with room has exactly k draft tokens for each request. If so, the
@@ -310,7 +311,7 @@ class DraftSession:
         return []
 
     def pause(self, paused: bool) -> None:
-        """Begin or end steps without drafts or record; called while no request is under way."""
+        """Begin or end a phase without drafts or record; called while no request is under way."""
         self.settle()
         self._paused, self.wants_drafts = paused, False
         self._heard(False)

@@ -25,7 +25,7 @@ class MemoryPlan:
     """The memory of one device, in bytes."""
 
     training: dict[str, float]  # Training states on the device while the actor is updated.
-    # Items that fill the engine's share during the rollout; the last one is the KV cache.
+    # Items that fill the engine's share during the rollout; the last item is the KV cache.
     rollout: dict[str, float]
     resident: float  # Training states that stay on the device during the rollout.
     offloaded: float  # Training states of the device that are kept in host memory.
@@ -53,7 +53,7 @@ class MemoryPlan:
 
     @property
     def warning(self) -> str:
-        """A sentence if verification may not fit; empty if it does."""
+        """A sentence if verification may not fit into memory; empty if it fits."""
         if self.verification <= max(0, self.outside_share):
             return ""
         return (

@@ -1,4 +1,4 @@
-"""The sizes of a model and of a device that decide how much memory is needed."""
+"""Describes the sizes of model and device that decide how much memory is needed."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,13 +6,13 @@ from typing import Any, ClassVar, Self
 
 from sam_rollout.config import ConfigError, Section, setting
 
-# Keys of `config.json` that only other kinds of decoders than Qwen3's have.
+# Keys of `config.json` that only decoders of other kinds than Qwen3 have.
 _NOT_COVERED = ("kv_lora_rank", "n_routed_experts", "n_shared_experts", "first_k_dense_replace")
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelShape(Section):
-    """The sizes of a decoder like Qwen3's or Qwen3.5's; the group `model_shape` of configs/model.
+    """The sizes of a decoder such as Qwen3 or Qwen3.5; the group `model_shape` of configs/model.
 
     Values follow the model's `config.json`. A dense model has 0 `experts`. In a hybrid,
     `linear_layers` layers have a gated delta net in place of attention. Norms, convolutions, image
@@ -58,7 +58,7 @@ class ModelShape(Section):
 
     @classmethod
     def of_model(cls, config: Mapping[str, Any]) -> Self | None:
-        """Read a decoder's sizes from its ``config.json``; None if the formulas do not cover it."""
+        """Read a decoder's sizes from its ``config.json``; None if its kind is not covered."""
         text = {**config, **(config.get("text_config") or {})}
         if any(text.get(name) for name in _NOT_COVERED):
             return None

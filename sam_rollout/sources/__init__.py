@@ -20,7 +20,7 @@ def _find() -> tuple[SourceEntry, ...]:
     return tuple(sorted(entries, key=lambda entry: entry.order))
 
 
-# The sources have the order of their columns in records. Of equal votes, the first one wins.
+# Sources have the order of their columns in records. Of equal votes, the first source's vote wins.
 SOURCES: tuple[SourceEntry, ...] = _find()
 NAMES: tuple[str, ...] = tuple(entry.name for entry in SOURCES)
 

@@ -1,4 +1,4 @@
-"""The interface of a draft source, and the entry by which it is registered.
+"""Defines the interface of a draft source, and the entry by which a source is registered.
 
 A module with an entry is imported wherever a configuration is read. It should import slow modules
 (compiled kernels) only when the source is made.
@@ -77,7 +77,7 @@ class Source:
     """
 
     name: str  # the key under `sam.sources`
-    needs_identity: bool = False  # whether it needs requests' identities
+    needs_identity: bool = False  # whether the source needs requests' identities
 
     def bind(self, request_ids: Sequence[str], identities: Identities) -> None:
         """Learn which request is in which row; called only when the batch has changed."""

@@ -3,7 +3,7 @@
 A coupled sampler draws the token of every position with the position's own random number. A verify
 step also draws a token at each position after a draft's first wrong token. The final token of such
 a position is drawn with the same random number, and is often the same token. Jacobi and Lookahead
-decoding (Fu et al. 2024, arXiv 2402.02057) use this under greedy decoding.
+decoding (Fu et al. 2024, arXiv 2402.02057) reuse tokens in this way under greedy decoding.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ class DrawsSourceConfig(Section):
 
 
 class PositionDraws(Source):
-    """Tables of draws by position, one for each row; a preempted request loses its table."""
+    """Keeps a table of draws by position for each row; a preempted request loses its table."""
 
     name = "draws"
 

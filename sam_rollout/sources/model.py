@@ -1,4 +1,4 @@
-"""The source `model`: drafts of the engine's own drafter, such as a draft head or a small model.
+"""The source `model`: takes the drafts of the engine's own drafter, such as a draft head.
 
 The engine runs the drafter and hands over one draft per request after every step. These drafts vote
 like the texts of other sources (`drafting/policy.py`). A draft token's vote is weighed by its
@@ -23,9 +23,9 @@ from sam_rollout.core.settings import ConfigError, Section, setting
 from sam_rollout.sources.contract import Limits, Source, SourceEntry
 
 WITH_FILES = ("eagle3", "eagle", "medusa", "draft_model")  # methods that need `path`
-IN_TEXT = ("ngram", "suffix")  # search in the text, without a model
-IN_ONE_GO = ("medusa", "suffix")  # make a whole draft in one pass
-BY_PASSES = ("eagle3", "eagle", "mtp", "draft_model")  # need a forward pass per draft token
+IN_TEXT = ("ngram", "suffix")  # methods that search in the text, without a model
+IN_ONE_GO = ("medusa", "suffix")  # methods that make a whole draft in one pass
+BY_PASSES = ("eagle3", "eagle", "mtp", "draft_model")  # methods with a forward pass per draft token
 # Keys of vLLM's `speculative_config` that the other settings decide.
 _OURS = (
     "method",
@@ -173,7 +173,7 @@ class ModelSourceConfig(Section):
 
 
 class ModelDrafts(Source):
-    """One draft per row, valid for the step in which it was handed over."""
+    """Holds one draft per row, valid for the step in which the draft was handed over."""
 
     name = "model"
 

@@ -1,9 +1,9 @@
 """The source `prompt`: the responses to one prompt draft from each other.
 
-On each engine, all responses to a prompt share one automaton during a training step. It also reads
-the responses that other engines sample (`support/shared_texts.py`). When a prompt's first request
-comes, a thread reads the responses of earlier steps from disk into a second automaton, which then
-replaces the first.
+On each engine, all responses to a prompt share one automaton during a training step. The automaton
+also reads the responses that other engines sample (`support/shared_texts.py`). When the first
+request of a prompt comes, a thread reads the responses of earlier steps from disk into a second
+automaton, which then replaces the first.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class PromptSourceConfig(Section):
 
 
 class PromptTexts(GroupedTexts[GroupKey]):
-    """One automaton per prompt, kept until its training step is over and its responses have ended.
+    """Keeps one automaton per prompt until the training step is over and all responses have ended.
 
     A request without identity has no automaton here. If a group was given up, its later requests of
     the same training step have none either.
@@ -102,7 +102,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         self._shared.read()
 
     def settle(self) -> None:
-        """Switch to automata with earlier responses that are ready, then limit the memory."""
+        """Switch to finished automata with earlier responses, then limit the memory."""
         while self._reading:  # in the order of the requests
             key, reading = next(iter(self._reading.items()))
             if not reading.done():
@@ -170,9 +170,9 @@ class PromptTexts(GroupedTexts[GroupKey]):
     def _do_without_earlier(self, group: Group[GroupKey]) -> None:
         """Drop a group's earlier responses; a new automaton reads this step's texts gradually."""
         self._succeed(group, self.pool.create())
-        self._forget_ended(group.key)  # no other automaton has to read them after this one
+        self._forget_ended(group.key)  # no later automaton has to read the ended texts
         self._counts["evictions"] += 1
-        if group.slots:  # else it is freed already
+        if group.slots:  # else the group is freed already
             self._give_up(group)
 
     def _keep_ended(self, key: GroupKey, text: Int32Array) -> None:

@@ -32,7 +32,7 @@ class RecyclingSourceConfig(Section):
 
 
 class TokenRecycling(Source):
-    """One table for all requests of an engine; the vocabulary's size has to be known."""
+    """Keeps one table for all requests of an engine; the vocabulary's size has to be known."""
 
     name = "recycling"
 

@@ -39,9 +39,9 @@ logger = logging.getLogger(__name__)
 # Shares of `max_bytes`: an automaton of size _DUE is replaced by a successor of size _SUCCESSOR.
 # Until live requests have moved, both automata have to fit into `max_bytes`, with room for growth.
 _DUE, _SUCCESSOR = 7 / 16, 6 / 16
-# A successor also reads texts that ended meanwhile, up to this share of `KeptTexts.most_tokens`.
+# A successor also reads texts that ended while it was made, up to this share of the kept tokens.
 _LATE_SHARE = 1 / 4
-_MOST_PLACES = int(LARGEST_AUTOMATON // 2 * _SUCCESSOR)  # maximum number in a successor
+_MOST_PLACES = int(LARGEST_AUTOMATON // 2 * _SUCCESSOR)  # maximum number of places in a successor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,13 +102,14 @@ class _Making:
 
     pool: AutomatonPool
     made: Future[AutomatonPool]
-    room: Room  # limits on all the ended texts that it reads
-    since: int  # number of texts that had been kept when it was begun
+    room: Room  # limits on all the ended texts that the successor reads
+    since: int  # number of texts that had been kept when this successor was begun
 
 
 class RunTexts(GroupedTexts[str]):
-    """One automaton per split, and its predecessor until the live requests have left it.
+    """Keeps one automaton per split.
 
+    When a successor replaces an automaton, the old one is kept until its live requests have moved.
     A request without identity uses the automaton of training. `config.max_bytes` limits automata
     and kept texts together. Beyond this limit, replaced automata are given up first.
     """
@@ -118,8 +119,8 @@ class RunTexts(GroupedTexts[str]):
     def __init__(self, config: RunSourceConfig, limits: Limits, responses: Responses) -> None:
         super().__init__(limits, config.max_bytes, responses)
         responses.want()
-        # When an automaton has been found too large without being replaced, it is checked again
-        # once it has grown by this number of bytes. A place takes at least 16 bytes.
+        # If an automaton was too large but not replaced, it is checked again once it has grown by
+        # this number of bytes. A place takes at least 16 bytes.
         self._growth = min(config.max_bytes, LARGEST_AUTOMATON // 2 * 16) // 32
         self._most_tokens_of_successor = config.most_tokens_of_successor
         corpus = check_corpus(config, limits.vocab_size)
@@ -184,7 +185,7 @@ class RunTexts(GroupedTexts[str]):
         return super()._nbytes + self._kept.nbytes + making
 
     def _turn_over(self) -> None:
-        """Begin successors of automata that are due (`_is_due`); let finished ones take over."""
+        """Begin successors of automata that are due (`_is_due`); finished successors take over."""
         self._take_older()
         for group in list(self._groups.values()):
             if self._making is not None and group.key == TRAIN_SPLIT:
@@ -192,7 +193,7 @@ class RunTexts(GroupedTexts[str]):
                     making, self._making = self._making, None
                     self._take_over(group, making)
             elif any(one.key == group.key for one in self._replaced):
-                continue  # live requests have yet to leave its predecessor
+                continue  # live requests have yet to leave the group's predecessor
             elif self._is_due(group):
                 self._make_successor(group)
 
@@ -213,7 +214,7 @@ class RunTexts(GroupedTexts[str]):
         if (error := making.made.exception()) is not None:
             if not self.failures:
                 logger.warning(
-                    "Older texts of the run cannot be taken over; the rollout continues without.",
+                    "The run's older texts cannot be taken over; the rollout goes on without them.",
                     exc_info=error,
                 )
             self.failures += 1

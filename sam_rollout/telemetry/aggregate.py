@@ -74,8 +74,8 @@ class Rollout:
         counters: Counter's name -> its increase in this training step, summed over replicas.
         has_drafter: bool [steps], whether the engine has a drafter.
         gate_open: bool [steps], whether the gate was open; False without a drafter.
-        slowest: bool [steps], whether the replica with the largest busy time (the first one of
-            several) ran the step.
+        slowest: bool [steps], whether the step ran on the replica with the largest busy time (of
+            several, the first).
         tail: bool [steps], whether the engine step is in the long tail.
         bulk: bool [steps], the complement of `tail`.
     """

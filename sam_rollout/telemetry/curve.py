@@ -62,7 +62,7 @@ def running_curve(engine_steps: Iterable[pa.Table], *, tail_threshold: int) -> R
     running = np.zeros((len(replicas), cells))
     in_tail = np.zeros(cells, dtype=bool)
     for row, (first, last) in enumerate(zip(firsts, [*firsts[1:], len(started)], strict=True)):
-        # The step at an instant is the first step that ends after it, if the step began before it.
+        # The step under way at an instant is the first step that ends later, if it began earlier.
         step = first + np.searchsorted(rollout.time_s[first:last], instants)
         under_way = step < last
         step = np.minimum(step, last - 1)

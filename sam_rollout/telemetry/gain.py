@@ -50,7 +50,7 @@ def _of_replica(rollout: Any, replica: int) -> float | None:
 def _rows_without_drafts(requests: pa.Table) -> np.ndarray | None:
     """Return how many rows each decoding step would have without drafts, int [steps].
 
-    The result is None if a request arrived after others of its busy period had ended.
+    The result is None if a request arrived after another one of the same busy period had ended.
     """
     if not requests.num_rows:
         return None

@@ -13,8 +13,8 @@ class Compared:
     Attributes:
         tokens: Length of the response.
         first_difference: First position, from 0, where the two responses differ; None if equal.
-        distance: Distance of the two tokens there from a tie (`verification.ties`). It is infinite
-            if no tie can explain the difference, and None if it was not computed.
+        distance: Distance of the two tokens at `first_difference` from a tie (`verification.ties`);
+            infinite if no tie can explain the difference, None if it was not computed.
         tie: Whether rounding explains the difference; None if `distance` is None.
     """
 

@@ -1,4 +1,4 @@
-"""The types of records, and the run folder that holds the records.
+"""Defines the types of records, and the run folder that holds the records.
 
 Files appear by renaming, so a crash can only tear the last line of a text file. A resumed run adds
 files with the next numbers.

@@ -1,4 +1,4 @@
-"""The declarations of all metrics. Writers and readers take the metrics' names from here.
+"""Declares all metrics. Writers and readers take the metrics' names from here.
 
 Names have the form `sam/<group>/<name>`, or `sam_val/<group>/<name>` for validation. All values are
 of one training step; a counter's value is its increase. To add a metric, add a row, with a function

@@ -71,8 +71,8 @@ _IDENTICAL, _TIES = "sam/proof/identical_share", "sam/proof/ties_share"
 # This number is added to both differences before their ratio is taken, because a ratio of rounding
 # errors has no meaning.
 _ROUNDING = 1e-3
-# This number is added to the later step's accepted tokens, because it may have few by chance: if
-# none of n tokens is accepted, the true rate may still be 3 / n (the rule of three).
+# This number is added to the later step's accepted tokens, which may be few by chance: if none of n
+# tokens is accepted, the true rate may still be 3 / n (the rule of three).
 _RULE_OF_THREE = 3.0
 
 
@@ -141,10 +141,10 @@ class Sentinel:
             yield Finding("hardly_accepted", seen)
 
     def _acceptance_halved(self, step: TrainingStep) -> Iterator[Finding]:
-        """Compare acceptance with the last step that verified drafts, by prompt.
+        """Compare the step's acceptance with that of the previous step that verified drafts.
 
-        The gate alone lowers either accepted tokens per open engine step or the accepted share of
-        draft tokens. So both must fall.
+        Each prompt counts as one sample. The gate alone lowers either accepted tokens per open
+        engine step or the accepted share of draft tokens. So both must fall.
         """
         now = _acceptance(step)
         if not now["drafted_tokens"].sum():
@@ -163,8 +163,8 @@ class Sentinel:
                 return
             rates += [ratio(one["accepted_tokens"].sum(), one[by].sum()) for one in (now, before)]
         seen = (
-            "{:.0%} of the draft tokens were accepted, {:.0%} in the last step with drafts; {:.2g} "
-            "per engine step open to drafts, {:.2g} in that step"
+            "{:.0%} of the draft tokens were accepted ({:.0%} in the previous step with drafts), "
+            "and {:.2g} per engine step open to drafts ({:.2g} in the previous step)"
         )
         yield Finding("acceptance_halved", seen.format(*rates))
 

@@ -1,4 +1,4 @@
-"""The verification of draft tokens, which leaves the distribution of samples unchanged."""
+"""Verifies draft tokens without changing the distribution of samples."""
 
 from sam_rollout.verification.coupled import verify_coupled
 from sam_rollout.verification.gumbel import draw_gumbel, gumbel_noise

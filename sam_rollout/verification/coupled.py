@@ -1,4 +1,4 @@
-"""Verification that gives each response the same tokens as without drafts.
+"""Verifies drafts such that each response gets the same tokens as without drafts.
 
 The token of every position is drawn from the target distribution with the position's own random
 number. Draft tokens are accepted as long as they equal these tokens (docs/verification.md).

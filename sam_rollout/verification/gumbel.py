@@ -1,4 +1,4 @@
-"""Token draws by the Gumbel-max trick, which couples draws from similar distributions.
+"""Draws tokens by the Gumbel-max trick, which couples draws from similar distributions.
 
 The token with the largest log p + g is drawn, where each token has its own Gumbel noise g. The
 noise depends only on the response's key, the position and the token's id. A draw from another
@@ -19,7 +19,7 @@ from sam_rollout.verification.gumbel_cpu import UNIT, draw_on_cpu
 # every e is finite.
 _MIX_1 = 0x85EBCA6B - (1 << 32)
 _MIX_2 = 0xC2B2AE35 - (1 << 32)
-# How many noise values are made at a time. On a CPU, they stay in its cache.
+# How many noise values are made at a time. On a CPU, these values stay in the cache.
 _PIECE = {"cpu": 1 << 20}
 _DEVICE_PIECE = 1 << 24
 _HAS_TRITON = find_spec("triton") is not None
@@ -64,7 +64,7 @@ def gumbel_noise(bits: torch.Tensor, vocabulary: int) -> torch.Tensor:
 
 
 class _Noise:
-    """The noise of a few rows at a time, in memory that is allocated once."""
+    """Makes the noise of a few rows at a time, in memory that is allocated once."""
 
     def __init__(self, rows: int, vocabulary: int, device: torch.device) -> None:
         most = _PIECE.get(device.type, _DEVICE_PIECE)

@@ -2,8 +2,8 @@
 
 A token with logit z beats the best score so far if its exponential number e is below exp(z - best).
 The number e is at least u, the uniform number from which e is computed. exp(z - best) is 2**x for
-some x, and at most the chord of 2**x between two neighbouring integers. The chord is x plus the
-exponent's bias in fixed point, read as the bits of a float. So a cheap test rejects most tokens.
+some x, and at most the chord of 2**x between two neighbouring integers. The chord, as a float, has
+the bits of x plus the exponent's bias in fixed point. So a cheap test rejects most tokens.
 For the other tokens, some ten per row, e is computed in double precision.
 """
 
@@ -27,9 +27,10 @@ THREAD_TOKENS = 1 << 21  # a thread gets at least this many logits, some ms of w
 MIX_1, MIX_2 = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
 UNIT = (1 - 2.0**-24) * 2.0**-31
 _UNIT_32 = np.float32(UNIT)
-_PER_NAT = np.float32(2.0**23 / math.log(2))  # growth per nat of a float's bits as an integer
-# The bits of 1.0, plus a margin for rounding. Tokens can win only within 88 nats of the best score;
-# there, rounding one operation or constant changes the integer by 64 at most.
+_PER_NAT = np.float32(2.0**23 / math.log(2))  # how much a float's bits, as an integer, grow per nat
+# The bits of 1.0, plus a margin for rounding. A token whose logit is more than 88 nats below the
+# best score cannot win. Above that, rounding one operation or constant changes `fixed` (in
+# `_may_win`) by 64 at most.
 _ONE = np.float32(127 * 2**23 + 512)
 _LARGEST = np.float32(254 * 2**23)
 
@@ -65,7 +66,7 @@ def _hashes(vocabulary: int) -> np.ndarray:
 def _pool(threads: int) -> ThreadPoolExecutor:
     """Make threads that may run on every core of the process.
 
-    Engines bind the sampling thread to one core, and new threads would inherit this.
+    Engines bind the sampling thread to one core, and new threads would inherit this binding.
     """
     cores: set[int] = set()
     for thread in os.listdir("/proc/self/task"):

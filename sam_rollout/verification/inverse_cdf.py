@@ -1,4 +1,4 @@
-"""Token draws from rows of probabilities, with one random number per row.
+"""Draws tokens from rows of probabilities, with one random number per row.
 
 Cumulative sums are taken over integers (fixed point), which give the same result in any batch and
 on any device. A large vocabulary is divided into blocks: a draw selects a block first, and then a
@@ -19,7 +19,7 @@ BLOCK = 512  # tokens per block; near the square root of a large vocabulary
 def draw_tokens(probabilities: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
     """Draw one token per row by inverting its cumulative distribution.
 
-    No token of probability zero is drawn if the row holds a positive one.
+    No token of probability zero is drawn if the row holds a positive probability.
 
     Args:
         probabilities: float32 [rows, vocabulary], not negative. A row may sum to less than one, but

@@ -1,4 +1,4 @@
-"""The rows of the target model's output in a verify step, by request and draft token.
+"""Finds the rows of a request's draft tokens in the output of the target model.
 
 A request with n draft tokens owns n + 1 consecutive rows: one for each draft token and one for the
 position after them. The layout is computed on the device.
@@ -42,7 +42,7 @@ class DraftLayout:
 
     @cached_property
     def rows(self) -> torch.Tensor:
-        """int64 [batch, max_drafts + 1], each request's rows, then any valid rows as padding."""
+        """int64 [batch, max_drafts + 1], each request's rows, padded with other valid rows."""
         rows = self.first_row.unsqueeze(1) + self._places
         return rows.clamp_(max=self.num_rows - 1)
 

@@ -1,7 +1,7 @@
 """Tests whether rounding explains that two texts with the same random numbers differ.
 
-If only rounding differs, the first difference is at a position where the random number hardly
-prefers either of two tokens. This is a tie, up to rounding.
+If rounding is the only cause, the texts first differ at a position where the random number hardly
+prefers either of two tokens. Such a position is a tie, up to rounding.
 """
 
 import math
@@ -14,11 +14,11 @@ import torch
 from sam_rollout.verification.gumbel import gumbel_noise
 from sam_rollout.verification.uniforms import keyed_bits
 
-# The largest distance from a tie that counts as rounding: a difference of two log-probabilities
-# with noise added. For draws by inversion, it is the random number's distance from the boundary
-# between the two tokens' intervals.
+# By dtype, the largest distance from a tie that rounding explains. The distance is the difference
+# between two log-probabilities with noise added. For draws by inversion, it is the distance of the
+# random number from the boundary between the intervals of both tokens.
 TIE = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.02}
-RANDOM_BITS = 44  # number of a position's 64 random bits that a draw by inversion uses
+RANDOM_BITS = 44  # a draw by inversion uses this many of a position's 64 random bits
 GREEDY, GUMBEL, INVERSION = "greedy", "gumbel", "inversion"  # ways to draw
 
 
@@ -34,7 +34,7 @@ def distance_from_tie(
     """Return how far a position is from a tie of two tokens; compare the result with ``TIE``.
 
     For ``GREEDY`` and ``GUMBEL``, this is the highest log-probability minus that of the less likely
-    token. For ``GUMBEL``, noise is added to both first. For ``INVERSION``, see
+    token. For ``GUMBEL``, noise is first added to all log-probabilities. For ``INVERSION``, see
     ``distance_of_draw``.
 
     Args:

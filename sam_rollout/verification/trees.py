@@ -1,8 +1,8 @@
-"""Verification of draft trees with a coupled sampler.
+"""Verifies draft trees with a coupled sampler.
 
-Every output row of a request belongs to a node of its tree: first its last known token, then its
-draft tokens. A draft token is right if it equals the token drawn at its parent. It is accepted if
-all tokens before it on its path are right, too. So at most one path is accepted.
+A request's output rows belong to the nodes of its tree: the first row to the last known token, the
+other rows to the draft tokens. A draft token is right if it equals the token drawn at its parent.
+It is accepted if all tokens before it on its path are right, too. So at most one path is accepted.
 """
 
 from typing import NamedTuple

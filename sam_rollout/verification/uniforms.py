@@ -1,4 +1,4 @@
-"""Random bits as a pure function of a response's key and a token's position.
+"""Computes random bits as a pure function of a response's key and a token's position.
 
 The generator is SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
 OOPSLA 2014). Its n-th output is a hash of ``key + n * GOLDEN``, so it needs no state. Integer
@@ -8,7 +8,7 @@ arithmetic gives the same bits on every device.
 import torch
 
 STREAMS = 2  # number of independent random numbers per position
-# 64-bit constants of SplitMix64, as the signed integers torch holds.
+# 64-bit constants of SplitMix64, as the signed integers that torch holds.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_2 = 0x94D049BB133111EB - (1 << 64)

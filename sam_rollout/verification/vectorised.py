@@ -1,4 +1,4 @@
-"""Rejection sampling (Leviathan et al., arXiv 2211.17192) without loops.
+"""Verifies drafts by rejection sampling (Leviathan et al., arXiv 2211.17192) without loops.
 
 Each request draws one token. If draft tokens were rejected, this token replaces the first of them
 and is drawn from the rest of the distribution. Otherwise it is drawn after the last draft token.

@@ -30,10 +30,10 @@ class Group(Generic[Key]):
 
 
 class GroupedTexts(LiveTexts, Generic[Key]):
-    """One automaton for each group of requests; `key_of` tells the groups apart.
+    """Keeps one automaton for each group of requests; `key_of` names a request's group.
 
     A new group may replace a group (`_succeed`). A request drafts from the old automaton until the
-    new one has read its text (`text_moves.py`).
+    new automaton has read the request's text (`text_moves.py`).
 
     A group is given up if its automaton has reached the largest possible size. Its requests then
     draft nothing from this source until they end, because reading a long text again would delay a
@@ -151,7 +151,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         return self._groups[key]
 
     def _succeed(self, group: Group[Key], automaton: int, seeded_tokens: int = 0) -> None:
-        """Replace a group's automaton; its live requests begin to move to the new one."""
+        """Replace a group's automaton; its live requests begin to move to the new automaton."""
         self._groups[group.key] = Group(group.key, automaton, seeded_tokens=seeded_tokens)
         self._moving.begin(group.slots, automaton)
         self._replaced.append(group)

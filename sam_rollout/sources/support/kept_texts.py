@@ -1,4 +1,4 @@
-"""Keeps the ended responses of a run, from which its next automaton is made.
+"""Keeps the ended responses of a run, from which the run's next automaton is made.
 
 Responses of validation are not kept, because they would displace responses of training.
 """
@@ -26,7 +26,7 @@ class Room(NamedTuple):
 
 
 class KeptTexts:
-    """The newest responses of a run, and older texts while there is room.
+    """Keeps the newest responses of a run, and older texts while there is room.
 
     The older texts come from the previous run and from a corpus. The corpus is given from old to
     new, and its texts count as older than any response.

@@ -1,4 +1,4 @@
-"""Pieces of responses that are sent between engines while the responses are sampled.
+"""Encodes and checks pieces of responses, which engines exchange during sampling.
 
 No engine waits for a piece, and no piece is sent twice. A lost piece only lowers acceptance.
 """

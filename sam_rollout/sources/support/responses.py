@@ -1,8 +1,8 @@
 """Records an engine's responses: in memory while they are sampled, on disk after they have ended.
 
 One recorder and one folder serve all sources (`text_store.py`). Only responses of training steps
-are written to the folder. A separate thread does all disk work. When the disk fails, it is not used
-any more, and drafting goes on with the texts in memory.
+are written to the folder. A separate thread does all disk work. After a disk error, the folder is
+not used any more, and drafting goes on with the texts in memory.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class TextsConfig(Section):
 
 
 class Ended(NamedTuple):
-    """An ended response; `text` begins with the end of its prompt."""
+    """An ended response; `text` begins with the end of the prompt."""
 
     identity: RequestIdentity
     text: Int32Array
@@ -92,7 +92,7 @@ class Responses:
         # Key of each response that a later step's request continues -> the response's group. The
         # later request has the whole text, so the interrupted part is not kept.
         self.interrupted: Mapping[int, GroupKey] = {}
-        self.failures = 0  # disk errors; at most one, because the disk is not used afterwards
+        self.failures = 0  # disk errors, at most one, because the disk is not used after an error
         self.dropped = 0  # responses that were not kept because the disk was too slow
         self.heard = 0  # responses of other engines that were kept
 
@@ -192,7 +192,7 @@ class Responses:
             return
         logger.warning(
             "The responses kept in %s cannot be read or written any more; the rollout continues "
-            "without.",
+            "without them.",
             self._store and self._store.folder,
             exc_info=error,
         )

@@ -1,8 +1,8 @@
 """Exchanges siblings' texts with other engines.
 
 The automata read a few of the received tokens in each engine step. The number of waiting texts is
-limited in each direction; further texts are dropped. Waiting texts count towards `max_bytes`. If
-memory is short, they are dropped before any automaton is given up.
+limited in each direction; further texts are dropped. Waiting texts count towards `max_bytes`, and
+are dropped before any automaton is given up for lack of memory.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ Place = tuple[GroupKey, int | None]  # a group, and its automaton once it has on
 TOKENS_PER_STEP = 512
 # Maximum number of other engines' texts that may wait to be read or continued.
 MOST_TEXTS = 1024
-# A text without unread tokens is dropped after this many exchanges without a new piece (5 s or
-# more). Its last piece was lost, or came after its group had ended on this engine.
+# A text whose tokens are all read is dropped after this many exchanges without a new piece (5 s or
+# more). Its last piece was lost, or came after the text's group had ended on this engine.
 SILENT_TURNS = 100
-# Shares of the memory for siblings. The waiting texts of each direction may take the first share.
-# If waiting texts and automata together exceed the second, other engines' texts are not read.
+# Shares of the memory for siblings. Waiting texts of each direction may take _WAITING_SHARE. While
+# waiting texts and automata together exceed _READING_SHARE, other engines' texts are not read.
 _WAITING_SHARE, _READING_SHARE = 1 / 8, 3 / 4
 _NEVER = np.iinfo(np.int64).max
 
 
 class OwnTexts:
-    """The engine's own texts, until they have been handed out."""
+    """Keeps the engine's own texts until they have been handed out."""
 
     def __init__(self, responses: Responses) -> None:
         self._responses = responses
-        self.room = 0  # maximum number of ended texts that wait; beyond it the oldest is dropped
+        self.room = 0  # maximum number of ended texts that wait; beyond it, the oldest are dropped
         self._sent: dict[str, tuple[str, int]] = {}  # request -> response's name, tokens sent
         self._ended: deque[Piece] = deque()  # last pieces of ended texts, not yet handed out
         self._made = 0
@@ -95,7 +95,7 @@ class OwnTexts:
 
 
 class SharedTexts:
-    """Sends and receives texts; before the first exchange it keeps none.
+    """Sends and receives texts; before the first exchange, no text is kept.
 
     Args:
         max_bytes: memory for all texts of siblings, from this engine and others.
@@ -168,8 +168,8 @@ class SharedTexts:
             except BadPieceError as error:
                 if not self._refused:
                     logger.warning(
-                        "A piece of another engine's response is refused and drafting goes on. "
-                        "Further ones are only counted: %s",
+                        "A piece of another engine's response is refused, and drafting goes on. "
+                        "Further refused pieces are only counted. The reason: %s",
                         error,
                     )
                 self._refused += 1
@@ -192,7 +192,7 @@ class SharedTexts:
         room = int(self._max_bytes * _WAITING_SHARE) // (4 * self._limits.max_model_len)
         if not room:
             logger.warning(
-                "sam.sources.prompt.max_bytes = %d: an eighth of it holds no text of %d tokens, "
+                "sam.sources.prompt.max_bytes = %d: an eighth cannot hold a text of %d tokens, "
                 "the engine's longest. No text is shared with other engines; drafting goes on.",
                 self._max_bytes,
                 self._limits.max_model_len,

@@ -18,12 +18,12 @@ from sam_rollout.automaton.interface import Int32Array, places_of
 if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool
 
-# Maximum number of tokens that are read per engine step, of live texts and of ended texts.
+# Maximum number of tokens of live texts that an engine step reads; likewise for ended texts.
 TOKENS_PER_STEP = 2048
 
 
 class MovingTexts:
-    """The slots that moving requests have in new automata, until their whole texts are read."""
+    """Keeps the slots of moving requests in new automata until their whole texts are read."""
 
     def __init__(self, pool: AutomatonPool) -> None:
         self._pool = pool

@@ -1,4 +1,4 @@
-"""Ended responses on disk, written and read by all engines that share a folder.
+"""Keeps ended responses on disk, in a folder that several engines may write and read.
 
 The folder holds segments. Every writer appends to its own segment under a lock, which the system
 releases when the writer dies. A segment is called `*.open` while it is written and `*.closed`
@@ -43,7 +43,7 @@ _MAGIC = b"SAMH"
 _RECORD = struct.Struct("<4sIIi8s")
 _CHECKED_FROM = 8
 _step_of = operator.attrgetter("step")  # the training step of a `_Place`
-_DAMAGED = "torn by a crash or of another version", "file %s, are damaged"
+_DAMAGED = "torn by a crash or of another version", ", file %s, are damaged"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class TextStore:
         self._groups: dict[bytes, list[_Place]] = {}  # each list is in order of training step
         self._read_up_to: dict[str, int] = {}  # segment -> bytes indexed
         self._segment: BinaryIO | None = None
-        self._written = 0  # bytes of the own segment
+        self._written = 0  # bytes written to this store's segment
         self._vocab_size = vocab_size
         self.refused = 0  # number of responses that were left out, and of damaged segments
         self._named: set[str] = set()  # kinds of faults that were logged
@@ -92,7 +92,7 @@ class TextStore:
         longest = (self._segment_bytes - _RECORD.size) // BYTES_PER_TOKEN
         record = _pack(_key(group), step, np.ascontiguousarray(tokens[-longest:], "<i4").tobytes())
         full = self._written + len(record) > self._segment_bytes
-        # Other writers delete closed segments only, but a user may have deleted this one.
+        # Other writers delete closed segments only, but a user may have deleted the open one.
         if self._segment is None or full or os.fstat(self._segment.fileno()).st_nlink == 0:
             self._begin_segment()
         assert self._segment is not None
@@ -106,8 +106,8 @@ class TextStore:
         Args:
             group: the group of the prompt; None means all prompts, without a limit on the number of
                 responses.
-            before_step: responses of this and later steps are left out. When it changes, the folder
-                is indexed again.
+            before_step: responses of this and later steps are left out. When `before_step` changes,
+                the folder is indexed again.
             max_tokens: limit on all responses together; the oldest responses are left out.
         """
         if before_step != self._step:
@@ -127,7 +127,7 @@ class TextStore:
             if response is None:
                 continue
             if problem := unknown_tokens(response, self._vocab_size):
-                self._refuse("another model wrote them", "hold %s", problem)
+                self._refuse("another model wrote them", " hold %s", problem)
                 continue
             max_tokens -= place.tokens
             responses.append(response)
@@ -146,7 +146,7 @@ class TextStore:
             self._index(stem, path)
 
     def close(self) -> None:
-        """End the own segment."""
+        """End the segment that this store writes."""
         if self._segment is None:
             return
         path = Path(self._segment.name)
@@ -280,8 +280,8 @@ class TextStore:
         self.refused += 1
         if why not in self._named:
             logger.warning(
-                "Texts in %s %s: %s. They are dropped and drafting goes on. Further ones are only "
-                "counted (sam/draft/refused_texts).",
+                "Texts in %s%s: %s. They are dropped and drafting goes on. Further such texts are "
+                "only counted (sam/draft/refused_texts).",
                 self.folder, what % name, why,
             )  # fmt: skip
         self._named.add(why)
@@ -294,7 +294,7 @@ class TextStore:
 
 
 def name_of(folder: Path) -> str:
-    """Return a folder's unique name, which the first call writes; raise OSError if it cannot."""
+    """Return a folder's unique name, which the first call writes; raise OSError on failure."""
     folder.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         # A symbolic link and its content appear together, on a network file system, too.
