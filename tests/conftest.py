@@ -1,4 +1,4 @@
-"""Marks every test by its folder, and sets each folder's time limit per test."""
+"""Marks every test by its folder, and gives it the time limit of the folder."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""vLLM's asynchronous path on a CPU, with replacements for a device's streams and events."""
+"""Runs vLLM's asynchronous path on a CPU, with replacements for streams and events."""
 
 import contextlib
 import os
@@ -37,7 +37,7 @@ class _Event:
         self._at = DEVICE.free_at
 
     def copy(self, source: torch.Tensor) -> torch.Tensor:
-        """Return a copy that holds other numbers until this event is waited for."""
+        """Return a copy that contains wrong numbers until this event is waited for."""
         target = torch.full_like(source, _NOT_THERE)
         self.add(target, source.clone())
         return target
@@ -48,8 +48,8 @@ class _Event:
 
     def synchronize(self) -> None:
         DEVICE.wait(self._at)
-        for target, source in self._copies:  # two threads may do this at once
-            target.numpy()[:] = source.numpy()  # in whichever mode of PyTorch
+        for target, source in self._copies:  # two threads may copy at once
+            target.numpy()[:] = source.numpy()  # works in every mode of PyTorch
         self._copies = []
 
     def query(self) -> bool:
@@ -85,7 +85,7 @@ def _stand_in() -> None:
 
 @contextlib.contextmanager
 def asynchronous_scheduling() -> Iterator[None]:
-    """Let engines that are made in this context schedule asynchronously, which CPUs do not allow.
+    """Let engines that are made in this context schedule asynchronously, though on a CPU.
 
     Streams and events are replaced, also in engines that are forked.
     """
@@ -135,7 +135,7 @@ def asynchronous_scheduling() -> Iterator[None]:
         AsyncGPUModelRunnerOutput.__init__ = init_output  # type: ignore[method-assign]
         engine_drafter._to_host = to_host
     patch(platform, "check_and_update_config", classmethod(keep_asynchronous))
-    patch(module, "_torch_cuda_wrapper", contextlib.nullcontext)  # has stand-ins of its own
+    patch(module, "_torch_cuda_wrapper", contextlib.nullcontext)  # it has other stand-ins
     patch(module.CPUModelRunner, "__init__", init)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Made-up responses that repeat themselves and each other."""
+"""Makes up responses that repeat themselves and each other."""
 
 import numpy as np
 

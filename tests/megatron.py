@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 FETCH_S = 120
 # The replacement of CUDA and its kernels must come first.
 FOLDERS = (ROOT / "tests" / "megatron_on_cpu", ROOT / ".cache" / "megatron")
-# Entries of `override_transformer_config`. Fusions need CUDA's kernels.
+# Entries of `override_transformer_config`. Fusions are off, because they need CUDA's kernels.
 ON_CPU = {"use_cpu_initialization": True} | dict.fromkeys(
     (
         "apply_rope_fusion",
@@ -24,9 +24,9 @@ ON_CPU = {"use_cpu_initialization": True} | dict.fromkeys(
 
 
 def find() -> list[Path]:
-    """Return the value of PYTHONPATH, and download Megatron if necessary.
+    """Return the folders for PYTHONPATH; download Megatron if necessary.
 
-    If that is impossible, the test is skipped, or fails in CI.
+    If the download is impossible, the test is skipped, or fails in CI.
     """
     script = ROOT / "scripts" / "lib" / "megatron_for_tests.sh"
     try:

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import distributed
 
-LIMIT_S = 100  # below that of a test
-# The first call makes a process from which all later processes are forked.
+LIMIT_S = 100  # less than the time limit of a test
+# Imported in one process, which the first call makes and from which all others are forked.
 IMPORTED_ONCE = ["sam_rollout.heads.online", "sam_rollout.integrations.verl.state_capture"]
 
 
 def in_processes(function: Callable[..., Any], count: int, *arguments: Any) -> list[Any]:
     """Call `function(rank, *arguments)` in `count` processes; return their results, by rank.
 
-    Tensors in results become arrays. Processes end after LIMIT_S.
+    Tensors in results become arrays. The call fails if a result takes longer than LIMIT_S.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED_ONCE)

@@ -1,4 +1,4 @@
-"""Checks settings without data and models, which are not on every machine."""
+"""Checks settings, but not data and models, which are not on every machine."""
 
 from omegaconf import DictConfig
 

@@ -1,1 +1,1 @@
-"""A package, because the tests import helpers from it."""
+"""This folder is a package because the tests import helpers from it."""

@@ -1,4 +1,4 @@
-"""Engines of vllm-ascend that answer the same prompts with and without drafts; prints JSON.
+"""Answers the same prompts in vllm-ascend engines with and without drafts; prints JSON.
 
 Run ``python -m tests.ascend.answering [ENGINE...]``: it changes vLLM for the CPU, so it needs its
 own process. Sampled tokens reach the host only when the host waits for them.
@@ -48,16 +48,16 @@ from tests.integration.responses import (
 )
 
 WAYS = spied(pytest.MonkeyPatch(), AscendLateBinding, "_bind", "_follow", "_fill")
-NOT_YET = 5  # a valid token; if it is read too early, the text differs
+NOT_YET = 5  # stands for tokens that are still copied; a text with such a token differs
 K = 3
 SIBLINGS, LONGEST = 2, 110
-# Repetitive prompts. A gate for two requests is closed while all four run.
+# Repetitive prompts. A gate with threshold 2 is closed while all four requests run.
 REPEATED = [[5, 6, 7, 8, 9] * 4, [1, 2, 3] * 5, [4] * 10, [9, 8, 7, 1]]
 LENGTHS = [12, 90, 20, 60]
 SAMPLING = {"cut": {"temperature": 0.8, "top_p": 0.95, "logprobs": 0}, "greedy": {"temperature": 0}}
-# For statistics: copies of a repetitive text, and sampled tokens of each.
+# For statistics: number of copies of a repetitive text, and of tokens sampled for each copy.
 COPIES, COPIED_TOKENS = 256, 4
-FAILS_AT = 40  # forward pass of the head
+FAILS_AT = 40  # number of the head's forward pass that fails
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def head(*names: str, k: int = K, gate: str = "threshold", **model: Any) -> SamC
 
 OFF = SamConfig(enabled=False)
 CLOSED = SamConfig(gate=GateConfig("closed"))
-# Requests are preempted, and prompts take several steps.
+# In an engine this small, requests are preempted, and prompts take several steps.
 SMALL = {"max_num_seqs": 6, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 6}
 ENGINES = {
     "off": Side(OFF, engine={"async_scheduling": False}),
@@ -87,7 +87,7 @@ ENGINES = {
     "opens": Side(texts_alone(12)),
     "filled up": Side(texts_alone(12, k=8, pad_drafts="always")),
     "preempted": Side(texts_alone(1_000, k=8), engine=SMALL),
-    # A synchronous engine drafts as the gate has just decided.
+    # In a synchronous engine, a gate's decision holds for the very next step.
     "sync": Side(texts_alone(2, scheduling="sync")),
     "trees": Side(texts_alone(1_000, k=8, scheduling="sync", draft_shape="tree")),
     "off, stock": Side(OFF, "stock"),
@@ -101,7 +101,7 @@ ENGINES = {
 
 
 class Arrival:
-    """A copy to the host that happens when the host waits for it."""
+    """A copy to the host that happens once the host waits for it or asks a second time."""
 
     def __init__(self, sampled: torch.Tensor, on_host: torch.Tensor) -> None:
         self._sampled, self._on_host = sampled, on_host
@@ -121,7 +121,7 @@ class Arrival:
 
 
 def let_tokens_arrive_late() -> None:
-    """Delay copies to the host, which take no time on a CPU."""
+    """Delay the copies of sampled tokens to the host, because a CPU makes them at once."""
     made = AsyncGPUModelRunnerOutput.__init__
 
     def init(self: Any, *arguments: Any, **options: Any) -> None:
@@ -148,7 +148,7 @@ def started(side: Side) -> Iterator[Any]:
         "disable_log_stats": False,
         **side.engine,
     }
-    # vLLM collects garbage eight times per engine, for a third of a second each.
+    # vLLM collects garbage eight times per engine, each time for a third of a second.
     with (
         mock.patch.object(gc, "collect", lambda *_: 0),
         offline_engine(MODEL, side.sam, RolloutSamplerConfig(side.sampler), **arguments) as llm,

@@ -1,4 +1,4 @@
-"""vllm-ascend on a CPU, with a stand-in for torch_npu."""
+"""Runs vllm-ascend on a CPU, with a stand-in for torch_npu."""
 
 import copy
 import json
@@ -28,11 +28,11 @@ if not collect_ignore_glob:
     os.environ.update(
         PYTHONPATH=os.pathsep.join(filter(None, paths)),
         OMP_NUM_THREADS="1",
-        TORCHDYNAMO_DISABLE="1",  # it asks torch for an accelerator's streams
+        TORCHDYNAMO_DISABLE="1",  # dynamo asks torch for an accelerator's streams
         VLLM_LOGGING_LEVEL="WARNING",
         VLLM_NO_USAGE_STATS="1",
         HF_HUB_OFFLINE="1",
-        # vLLM caches facts about model classes here, which takes a slow process.
+        # Here vLLM caches facts about model classes; a slow process collects them.
         VLLM_CACHE_ROOT=str(ROOT / ".cache" / "vllm-ascend"),
     )
     import torch_npu  # noqa: F401
@@ -43,7 +43,7 @@ if not collect_ignore_glob:
 
 @pytest.fixture(scope="session")
 def vllm_config():
-    """The configuration of an engine that drafts, completed by vllm-ascend's platform."""
+    """Return the configuration of an engine that drafts, completed by vllm-ascend's platform."""
     from vllm.config import set_current_vllm_config
     from vllm.distributed.parallel_state import (
         init_distributed_environment,
@@ -88,7 +88,7 @@ def make_runner(vllm_config):
 
     def make(**fields):
         config = copy.copy(vllm_config)
-        # The runner changes this configuration.
+        # The runner changes the scheduler's configuration.
         config.scheduler_config = copy.copy(vllm_config.scheduler_config)
         for name, value in fields.items():
             setattr(config, name, value)
@@ -104,7 +104,7 @@ def runner(make_runner):
 
 @pytest.fixture(scope="session")
 def answers():
-    """Return the results of ``answering.py`` by engine, and its warnings."""
+    """Run ``answering.py``; return its results by engine, and its warnings."""
     command = [sys.executable, "-m", "tests.ascend.answering"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -1,4 +1,4 @@
-"""Verify steps of vllm-ascend, made by hand."""
+"""Makes verify steps of vllm-ascend by hand."""
 
 from collections.abc import Callable
 
@@ -56,8 +56,8 @@ def sampling_metadata(
 class ToyEngine:
     """Generates with a real model runner's batch and samplers; the model is a function.
 
-    ``runner`` is vllm-ascend's, without a model. ``model`` maps a text to the logits of the next
-    token, float32 [vocabulary].
+    ``runner`` is vllm-ascend's model runner without a model. ``model`` maps a text to the logits
+    of the next token, float32 [vocabulary].
     """
 
     def __init__(self, runner, model: Callable[[list[int]], torch.Tensor]) -> None:

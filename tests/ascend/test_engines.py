@@ -1,4 +1,4 @@
-"""Whole engines of vllm-ascend with our drafter and samplers: drafts change no text."""
+"""Tests that drafts change no text in whole vllm-ascend engines with our drafter and samplers."""
 
 import numpy as np
 import pytest
@@ -11,9 +11,9 @@ from tests.ascend.conftest import MODEL
 
 AHEAD = ("closed", "opens", "filled up", "preempted")
 HEADS = ("head and texts", "head, closed", "head, fails")
-THRESHOLD, K, LENGTHS = 2, 3, (12, 20, 60, 90)  # of the synchronous engines
+THRESHOLD, K, LENGTHS = 2, 3, (12, 20, 60, 90)  # as in answering.py, engine "sync"
 PVALUE = 1e-4
-RARE = 10  # rarer tokens are counted together
+RARE = 10  # beginnings that are rarer are counted together
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_texts_are_those_without_drafts(engines, name):
 
 @pytest.mark.parametrize("name", (*AHEAD, "sync", "trees"))
 def test_texts_are_the_same_where_requests_come_and_go(engines, name):
-    """Requests are aborted, and have minimum lengths, penalties and grammars."""
+    """Some requests are aborted; some have a minimum length, a penalty or a grammar."""
     expected, found = engines["off"]["one by one"], engines[name]["one by one"]
     assert 0.6 * len(expected) <= len(found) < len(expected)
     assert found == {name: expected[name] for name in found}
@@ -102,7 +102,7 @@ def test_the_gate_opens_during_a_generation(engines):
     assert [len(step) for step in steps] == sorted(map(len, steps), reverse=True)
     closed = [not any(step) for step in steps if len(step) > THRESHOLD]
     assert len(closed) >= LENGTHS[-THRESHOLD - 1] and all(closed)
-    # The first step of two requests had no drafts yet.
+    # In the first step of two requests, the gate is already open, but there are no drafts yet.
     noted = found["records"]["steps"]["gate_open"]
     assert noted == [len(step) <= THRESHOLD for step in steps]
 
@@ -113,7 +113,7 @@ def test_what_the_head_says_is_accepted(engines):
     assert found["accepted"] > 0.4 * found["drafted"]
     # The head makes K passes per step, even if more tokens are verified.
     assert found["calls"] == K * found["counters"]["draft/drafter_steps"]
-    assert found["shared"] == [True, True], "embedding and output layer are the policy's"
+    assert found["shared"] == [True, True], "the head uses the policy's embedding and output layer"
     assert not any(found["left_behind"])
 
 
@@ -121,7 +121,7 @@ def test_a_closed_gate_leaves_the_heads_first_pass_alone(engines):
     found = engines["head, closed"]
     assert found["drafted"] == 0
     steps = found["counters"]["draft/drafter_steps"]
-    assert found["calls"] == steps + 2, "nobody has said anything before the first step"
+    assert found["calls"] == steps + 2, "before the first step no gate has decided: K passes"
     model = {"enabled": True, "path": f"{MODEL}_eagle3"}
     (judged, right), *_ = found["probe"]
     said = check_alive(found["probe"], SamConfig.from_mapping({"sources": {"model": model}}))
@@ -136,6 +136,6 @@ def test_a_head_that_fails_leaves_drafts_from_texts(engines, answers):
 
 
 def test_drawn_drafts_have_the_noise_of_what_verifies_them(engines):
-    """All logits are equal, so tokens are equal only with equal noise."""
+    """All logits are equal, so drafted and sampled tokens agree only if their noise does."""
     found = engines["head, drawn"]
     assert found["accepted"] == found["drafted"] > 500

@@ -1,4 +1,4 @@
-"""Tests of patches/ on the published vllm-ascend: applied, undone, refused, and run."""
+"""Tests patches/ on the published vllm-ascend: patches are applied, undone, refused and run."""
 
 import json
 import os
@@ -19,7 +19,7 @@ SCRIPT = ROOT / "scripts" / "apply_patches.sh"
 VERSION = "0.23.0"
 FOLDER = ROOT / "patches" / f"vllm-ascend-{VERSION}"
 RECORD = f".sam_rollout-vllm-ascend-{VERSION}"
-# Folders of the source package with code, version and plugins.
+# Folders of the source package that contain the code, the version and the plugins.
 WANTED = ("vllm_ascend/", "vllm_ascend.egg-info/")
 MADE_BY_BUILDING = "_build_info.py"
 # Plugins that vLLM may load: vllm-ascend's, but not sam_rollout's.
@@ -35,7 +35,7 @@ RUN_LIMIT_S = 600
 
 
 def unpack(folder: Path) -> None:
-    """Unpack the published package, and add the installed one's build results."""
+    """Unpack the published source package; copy its generated file from the installed package."""
     with tarfile.open(SDISTS / f"vllm_ascend-{VERSION}.tar.gz") as archive:
         for member in archive:
             member.name = member.name.partition("/")[2]
@@ -58,13 +58,13 @@ def run_script(tree: Path, *arguments: str, **options: object) -> tuple[int, str
 
 
 def read(tree: Path) -> dict[str, tuple[int, bytes]]:
-    """Return mode and content by relative name, without compiled files."""
+    """Return each file's mode and content by its relative name; leave out compiled files."""
     files = (path for path in tree.rglob("*") if path.is_file() and path.suffix != ".pyc")
     return {str(p.relative_to(tree)): (p.stat().st_mode, p.read_bytes()) for p in files}
 
 
 def run_python(tree: Path, *arguments: str) -> subprocess.CompletedProcess:
-    """Run Python with this vllm-ascend and only its plugins."""
+    """Run Python with the vllm-ascend of a tree and with only vllm-ascend's plugins."""
     paths = [str(tree), os.environ.get("PYTHONPATH")]
     return subprocess.run(
         [sys.executable, *arguments],
@@ -102,7 +102,7 @@ def apply(tree, *arguments, **options):
 
 
 def refuse(tree, *arguments, **options):
-    """Return the script's output when it fails; the tree must not change."""
+    """Run the script, which must fail and leave the tree as it was; return its output."""
     before = read(tree)
     status, text = run_script(tree, *arguments, **options)
     assert status == 1

@@ -1,4 +1,4 @@
-"""Our drafter and samplers in a real NPUModelRunner, installed by the plugin."""
+"""Tests our drafter and samplers, which the plugin installs in a real NPUModelRunner."""
 
 import copy
 import dataclasses
@@ -62,7 +62,7 @@ def test_the_engines_own_ngram_drafter_is_refused_where_ours_is_configured(
         check_drafters([worker_of(runner).sam_bind()], SAM)
 
 
-# No graph is captured, but vLLM's dispatcher tells which step would run in one.
+# No graph is captured below, but vLLM's dispatcher tells which steps would run in a graph.
 
 
 def with_graphs(make_runner, vllm_config, mode, sam):
@@ -108,7 +108,7 @@ DECODE, BOTH = CUDAGraphMode.FULL_DECODE_ONLY, CUDAGraphMode.FULL_AND_PIECEWISE
 def test_steps_stay_on_the_captured_graphs(
     make_runner, vllm_config, mode, gate, pad_drafts, described, graph
 ):
-    """One of three requests repeats itself. Steps are padded only for graphs that need it."""
+    """One of three texts repeats itself. Steps are padded only for graphs that need padding."""
     sam = SamConfig(max_draft_tokens=K, gate=gate, pad_drafts=pad_drafts)
     runner = with_graphs(make_runner, vllm_config, mode, sam)
     engine = ToyEngine(runner, model=None)
@@ -132,7 +132,7 @@ def test_upstream_still_ignores_logprobs_mode(make_runner, vllm_config, monkeypa
 
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_logprobs_are_those_asked_for(make_runner, vllm_config, monkeypatch, kind):
-    """Verify steps and steps without drafts follow ``logprobs_mode``."""
+    """Steps with drafts and steps without drafts follow ``logprobs_mode``."""
     monkeypatch.setattr(vllm_config.model_config, "logprobs_mode", "processed_logprobs")
     runner = make_runner(additional_config=ours(sampler=RolloutSamplerConfig(kind)))
     assert installed_sampler(runner) == kind
@@ -165,7 +165,7 @@ def test_penalties_go_together_with_drafts(vllm_config, kind):
     )
     sampler = make_sampler(kind, IndependentRows())
     tokens = sampler(step, None, logits, metadata).sampled_token_ids
-    assert tokens[0, 0] == 5, "all others carry a penalty, the draft among them"
+    assert tokens[0, 0] == 5, "all other tokens carry a penalty, also the draft"
     stock = make_sampler("stock", None)
     with pytest.raises(RuntimeError):  # when this fails, upstream is fixed
         stock(same_draft_for_all([3, 3], 2), None, torch.zeros(6, 12), metadata)

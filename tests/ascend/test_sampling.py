@@ -1,4 +1,4 @@
-"""Our samplers with vllm-ascend's real objects."""
+"""Tests our samplers with real objects of vllm-ascend."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from tests.ascend.steps import NO_TOKEN, ToyEngine, same_draft_for_all, sampling
 from tests.unit.verification.distributions import assert_lossless
 
 VOCABULARY = 12
-CALLS, BATCH = 5, 4_000  # vllm-ascend's time grows with the batch squared
+CALLS, BATCH = 5, 4_000  # vllm-ascend's sampling time grows with the batch squared
 COUPLED = RolloutSamplerConfig(kind="coupled")
 
 
@@ -52,7 +52,7 @@ def test_the_stand_in_cuts_as_vllm_ascend_does_without_the_operator(vllm_config,
 @pytest.mark.parametrize("cuts", [{}, {"top_p": 0.8}, {"top_k": 4}, {"top_k": 6, "top_p": 0.7}])
 @pytest.mark.parametrize("kind", [kind for kind in SAMPLERS if kind != "stock"])
 def test_every_position_has_the_target_distribution(kind, cuts, vllm_config):
-    torch.manual_seed(4)  # every position is sampled often enough
+    torch.manual_seed(4)  # with this seed, every position is sampled often enough
     logits = 1.5 * torch.randn(3, VOCABULARY)
     target = apply_top_k_top_p(
         logits.clone(),
@@ -84,7 +84,7 @@ REQUESTS = [
     ([6], {"temperature": 1.3, "top_k": 5}),
     ([7, 8, 9, 10], {"temperature": 0.0}),
 ]
-LENGTH = 40  # compared new tokens per request
+LENGTH = 40  # new tokens of each request that are compared
 
 
 def by_definition(prompt, params, key):
@@ -113,7 +113,7 @@ def start(runner):
 
 
 def ragged_drafts(texts, right):
-    """Make drafts of 0 to 3 tokens, right or wrong at the last token."""
+    """Make drafts of 0 to 3 tokens; the last token of some drafts is wrong."""
     drafts = [truth[len(text) : len(text) + 3] for text, truth in zip(texts, right, strict=True)]
     for row, (some, text) in enumerate(zip(drafts, texts, strict=True)):
         del some[(len(text) + row) % 4 :]

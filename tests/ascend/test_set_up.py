@@ -1,4 +1,4 @@
-"""Configurations of vllm-ascend's engines, without an engine."""
+"""Tests configurations of vllm-ascend's engines without starting an engine."""
 
 import copy
 from types import SimpleNamespace
@@ -59,7 +59,7 @@ def test_an_engine_with_a_head_schedules_synchronously_whatever_was_asked_for():
 
 @pytest.fixture
 def proposer_class(vllm_config):
-    # vllm-ascend's modules import each other, so its runner comes first.
+    # vllm-ascend's modules import each other, so the runner's has to be first.
     import vllm_ascend.worker.model_runner_v1  # noqa: F401
     from vllm_ascend.spec_decode.llm_base_proposer import AscendSpecDecodeBaseProposer
 

@@ -1,4 +1,4 @@
-"""Attention over draft trees with the operators of an NPU, written out in torch."""
+"""Tests attention over draft trees on NPUs, with stand-ins for the NPU's operators in torch."""
 
 from types import SimpleNamespace
 
@@ -16,7 +16,7 @@ OPERATOR = npu_fused_infer_attention_score
 
 @pytest.fixture(params=[OPERATOR])
 def operator(request, monkeypatch):
-    """Install the operator that attends to the context, by default a right one."""
+    """Install the operator that attends to the context: a right one, unless a test names one."""
     monkeypatch.setattr(torch_npu, "npu_fused_infer_attention_score", request.param)
     monkeypatch.setattr(torch_npu, "npu_attention_update", npu_attention_update)
     return request.param
@@ -45,12 +45,12 @@ def test_both_parts_give_what_one_part_gives(k, shape, dtype, operator):
 
 
 def all_alike(query, *others, **options):
-    """Every token gets the same weight."""
+    """Give every token the same weight, which is wrong."""
     return OPERATOR(0 * query, *others, **options)
 
 
 def short(*others, actual_seq_lengths_kv, **options):
-    """Nothing is seen beyond 512 tokens."""
+    """Leave out all tokens beyond 512, which is wrong."""
     lengths = [min(length, 512) for length in actual_seq_lengths_kv]
     return OPERATOR(*others, actual_seq_lengths_kv=lengths, **options)
 

@@ -1,4 +1,4 @@
-"""Machines for a cluster, made of namespaces of this one. Needs Linux and root.
+"""Makes the machines of a cluster from namespaces of this machine. Needs Linux and root.
 
 Each machine has its own network interface and address, host name, process table, /tmp and /dev/shm.
 The other file systems are shared. All processes of a machine end with its first process, which ends
@@ -43,7 +43,7 @@ class Holder:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # a ctrl-C meant for this program is not theirs
+            start_new_session=True,  # a ctrl-C meant for this program must not reach it
         )
         if self._process.stdout.readline() != b"up\n":
             raise OSError(f"{shlex.join(unshare)}: {self._process.stderr.read().decode().strip()}")
@@ -51,7 +51,7 @@ class Holder:
         self.pid = int(Path(f"/proc/{own}/task/{own}/children").read_text().split()[0])
 
     def enter(self, *command: str, namespaces: str = "--all") -> list[str]:
-        """Return the command line that runs ``command`` in these namespaces."""
+        """Return the command line that runs ``command`` in this holder's namespaces."""
         return ["nsenter", "--target", str(self.pid), namespaces, "--wdns=/", *command]
 
     def end(self) -> None:
@@ -72,7 +72,7 @@ class Lan:
 
     Args:
         names: Host names, one machine each.
-        folder: Folder of each machine's own /tmp.
+        folder: Contains files of the cluster, among them a folder for each machine's /tmp.
     """
 
     def __init__(self, names: list[str], folder: Path) -> None:
@@ -104,7 +104,7 @@ class Lan:
         self.machines.pop(name).end()
 
     def ssh(self) -> Path:
-        """Write a program that replaces ssh."""
+        """Write a program that replaces ssh; return its path."""
         pids = "\n".join(f"    {name}) pid={m.pid} ;;" for name, m in self.machines.items())
         program = self._folder / "ssh"
         program.write_text(SSH.format(pids=pids))
@@ -116,7 +116,7 @@ class Lan:
 
     def start(self, name: str) -> None:
         machine = Machine(name, self.addresses[name])
-        self.machines[name] = machine  # from here on it is ended with the others
+        self.machines[name] = machine  # from here on, `__exit__` ends the machine
         port = self._port(name)
         peer = ["peer", "name", "eth0", "netns", str(machine.pid)]
         self._on_switch("ip", "link", "add", port, "type", "veth", *peer)
@@ -125,7 +125,7 @@ class Lan:
 
     @staticmethod
     def _port(name: str) -> str:
-        return f"port-{name}"[:15]  # the kernel's limit
+        return f"port-{name}"[:15]  # the longest name that the kernel takes
 
     def _set_up(self, machine: Machine) -> str:
         own_tmp = self._folder / "tmp" / machine.name

@@ -26,7 +26,7 @@ SMALLER = (
 )
 SMALL = ("experiment=tiny_cpu_2nodes", *SMALLER)
 VARIABLES = ("RAY_DEDUP_LOGS=0", "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "WANDB_MODE=offline")
-END_S = 240.0  # for a launch to end after its signal
+END_S = 240.0  # time for a launch to end after SIGTERM
 POLL_S = 0.5
 
 
@@ -79,9 +79,7 @@ class Launch:
         return self._log.read_text(errors="replace")
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float) -> None:
-        """Wait until ``condition`` holds; raises RuntimeError if the launch ends before, or after
-        the time limit.
-        """
+        """Wait until ``condition`` holds; raise RuntimeError if the launch ends or time is up."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -114,7 +112,7 @@ def has_trained(run_dir: Path, step: int) -> bool:
 def actors_by_node(output: str, actor: str) -> dict[str, int]:
     """Return for each node the number of processes of ``actor`` that wrote into the log.
 
-    Ray prints the node's address, except for processes on the head node, "head" here.
+    Ray prints the address of the node, but not for the head node, which is "head" here.
     """
     found = re.findall(rf"\({actor}[^)]*? pid=(\d+)(?:, ip=([\d.]+))?\)", output)
     return {ip or "head": len({pid for pid, at in found if at == ip}) for _, ip in found}

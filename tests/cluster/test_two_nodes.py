@@ -4,8 +4,8 @@ import subprocess
 from sam_rollout.telemetry.records import RunFolder
 from tests.cluster import runs
 
-START_S = 900  # until a step is trained: minutes of imports on two cores
-LOSS_S = 300  # until the launch has ended after a machine died
+START_S = 900  # time until a step is trained; imports take minutes on two cores
+LOSS_S = 300  # time until the launch ends after a machine has died
 # Ray declares a silent node dead after about 20 s here; its default is about a minute.
 HEALTH_CHECK_MS = {"initial_delay": 1000, "period": 1000, "timeout": 4000}
 SOONER = [
@@ -44,7 +44,7 @@ def assert_both_replicas_worked(folder: RunFolder, step: int) -> None:
     requests = requests[requests.step == step]
     assert set(requests.replica) == REPLICAS
     assert metrics["sam/draft/shared_tokens"] > 0
-    assert metrics["sam/draft/shared_lost"] == 0, "ended responses among them"
+    assert metrics["sam/draft/shared_lost"] == 0, "no piece is lost, also of ended responses"
     assert metrics["sam/routing/imbalance"] < 1.5
     assert metrics["sam/draft/accepted_model"] > 0
     assert metrics["sam/head_training/length"] > 2

@@ -1,1 +1,1 @@
-"""A package, because the tests import the table from it."""
+"""This folder is a package because the tests import the table of contract.py from it."""

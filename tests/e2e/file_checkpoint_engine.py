@@ -1,4 +1,4 @@
-"""Sends weights to separate engines through a file; verl's own ways need accelerators.
+"""Sends weights to separate engines through a file; verl's own transports need accelerators.
 
 The setting ``checkpoint_engine.custom_backend_module`` names this module.
 """

@@ -1,4 +1,4 @@
-"""Whole DAPO runs of the tiny model: Ray, Hydra, FSDP2, async vLLM server, dynamic sampling."""
+"""Tests whole DAPO runs of the tiny model: with Ray, FSDP2, vLLM's server, dynamic sampling."""
 
 import re
 from datetime import datetime
@@ -10,7 +10,7 @@ from sam_rollout.telemetry.curve import CURVE_NAME
 from tests import megatron
 
 RESPONSES_PER_PROMPT = 8
-# Rollout and actor compute in bf16 with different kernels; a wrong sampler shows as 0.1 and more.
+# Rollout and actor compute in bf16 with different kernels; a wrong sampler gives 0.1 or more.
 MAX_PROBS_DIFF_MEAN = 0.01
 
 
@@ -93,7 +93,7 @@ def test_a_head_learns_along_on_megatron(train):
     ]
     run = train(
         "training=megatron",
-        f"{actor}.strategy=megatron",  # the CPU's file says fsdp2
+        f"{actor}.strategy=megatron",  # device=cpu sets fsdp2
         f"~{actor}.fsdp_config",
         f"{actor}.megatron.vanilla_mbridge=true",
         *settings,
@@ -108,14 +108,14 @@ def test_a_head_learns_along_on_megatron(train):
     assert steps[1]["sam/head_training/updates"] > 0
     for metrics in steps.values():
         assert metrics["sam/head_training/failures"] == metrics["sam/draft/failures"] == 0
-        if metrics["sam/head_training/updates"]:  # on a busy machine a step may have no time left
+        if metrics["sam/head_training/updates"]:  # a step on a busy machine may leave no time
             assert metrics["sam/head_training/length"] > 2.5
         assert metrics["sam/draft/accepted_model"] > 0
     assert (run.folder.path / "checkpoints" / "draft_head" / "model.safetensors").is_file()
 
 
 def test_a_baseline_with_verls_own_refill_ends_when_its_engine_dies_in_a_weight_sync(train):
-    """verl's sender would wait for the engine for ever."""
+    """verl's own weight sender would wait for the dead engine for ever."""
     run = train(
         "sam=off",
         "dynamic_sampling=refill",
@@ -150,15 +150,15 @@ def test_interrupted_responses_go_on_and_a_killed_run_is_resumed(train):
         "trainer.v1.colocate_async.num_warmup_batches=1",
         "dynamic_sampling=none",
         "dynamic_sampling.gen_batch_size=4",
-        "actor_rollout_ref.rollout.max_num_seqs=32",  # those of a step
-        "trainer.val_before_train=true",  # later the reward's first call would take long
+        "actor_rollout_ref.rollout.max_num_seqs=32",  # all responses of a step
+        "trainer.val_before_train=true",  # makes the reward's slow first call before step 1
         "trainer.total_training_steps=2",
         "trainer.save_freq=1",
         "trainer.resume_mode=auto",
     )
 
     def has_records_of_step_2(folder) -> bool:
-        return len(list(folder.root.glob("requests/0-*.parquet"))) == 3  # the first: validation
+        return len(list(folder.root.glob("requests/0-*.parquet"))) == 3  # validation, steps 1, 2
 
     killed = train(*trainer, killed_when=has_records_of_step_2)
     before = _parts(killed)
@@ -195,8 +195,8 @@ def test_engines_with_devices_of_their_own_go_on_while_the_policy_trains(train):
         "trainer.v1.separate_async.num_warmup_batches=2",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         f"{rollout}.nnodes=1",
-        f"{rollout}.max_num_seqs=16",  # a sixth of the responses, so that others run at an update
-        f"+{rollout}.engine_kwargs.vllm.num_gpu_blocks_override=100",  # two engines in memory
+        f"{rollout}.max_num_seqs=16",  # a sixth of the responses: some are left at an update
+        f"+{rollout}.engine_kwargs.vllm.num_gpu_blocks_override=100",  # two engines have to fit
         f"{rollout}.checkpoint_engine.backend=file",
         f"{rollout}.checkpoint_engine.custom_backend_module=tests.e2e.file_checkpoint_engine",
         "ray_kwargs.ray_init.num_gpus=2",
@@ -219,7 +219,7 @@ def test_engines_with_devices_of_their_own_go_on_while_the_policy_trains(train):
 
 
 def _count_continued(parts: pd.DataFrame) -> int:
-    """Check that a part of a response begins where the one before ended; count such responses."""
+    """Check that parts of a response follow each other; count the responses with several parts."""
     interrupted = parts[parts.finish_reason == "aborted"]
     assert len(interrupted) and (interrupted.weights == interrupted.step - 1).all()
     continued = 0

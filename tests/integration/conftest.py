@@ -21,7 +21,7 @@ os.environ.update(
     OMP_NUM_THREADS="1",
     # vLLM's n-gram drafter sets numba's number of threads, and with it torch's, for this process.
     NUMBA_NUM_THREADS="1",
-    TORCHDYNAMO_DISABLE="1",  # as in a run on a CPU: nothing is compiled as C++ on the way
+    TORCHDYNAMO_DISABLE="1",  # as in a run on a CPU: vLLM compiles no C++ code
     VLLM_LOGGING_LEVEL="WARNING",
     VLLM_NO_USAGE_STATS="1",
     HF_HUB_OFFLINE="1",
@@ -58,7 +58,7 @@ def make_engine(pytestconfig: pytest.Config, few_collections: None) -> Iterator[
 
     # tvm_ffi, which comes with vLLM, would take over the handler of SIGSEGV and hide crashes.
     if (stderr := pytestconfig.stash.get(fault_handler_stderr_fd_key, None)) is not None:
-        faulthandler.disable()  # or enabling would do nothing
+        faulthandler.disable()  # otherwise enable() does nothing
         faulthandler.enable(stderr)
 
     engines: list[LLM] = []
@@ -69,8 +69,8 @@ def make_engine(pytestconfig: pytest.Config, few_collections: None) -> Iterator[
             "dtype": "float32",
             "max_model_len": 1280,
             "max_num_seqs": 32,
-            # Engines in this process would each allocate VLLM_CPU_KVCACHE_SPACE, so they get a
-            # quarter.
+            # Each engine in this process would allocate VLLM_CPU_KVCACHE_SPACE; with this number
+            # of blocks it allocates a quarter.
             "num_gpu_blocks_override": 330,
             "enforce_eager": True,
             "enable_prefix_caching": False,
@@ -81,7 +81,7 @@ def make_engine(pytestconfig: pytest.Config, few_collections: None) -> Iterator[
             **({} if "additional_config" in overrides else engine_arguments(config)),
             **overrides,
         }
-        envs.disable_envs_cache()  # an engine in this process freezes the variables
+        envs.disable_envs_cache()  # earlier engines in this process froze the variables
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(MULTIPROCESSING_ENV, "0")
             engine = LLM(**arguments)

@@ -1,4 +1,4 @@
-"""A mixture of experts over several engines on a CPU, which vLLM 0.31 lacks; for tests only.
+"""Adds to vLLM 0.31 what a mixture of experts over several engines needs on a CPU, for tests.
 
 The CPU's communicator lacks ``all_gatherv`` and ``reduce_scatterv``, and its experts ignore
 ``expert_map``. This module adds all three.
@@ -28,7 +28,7 @@ def all_gatherv(
     dim: int = 0,
     sizes: list[int] | None = None,
 ) -> torch.Tensor | list[torch.Tensor]:
-    """Concatenate the ranks' tensors, of `sizes` rows each."""
+    """Concatenate the ranks' tensors; the tensor of rank i has `sizes[i]` rows."""
     if isinstance(input_, list):
         return [all_gatherv(self, tensor, dim, sizes) for tensor in input_]
     assert dim == 0

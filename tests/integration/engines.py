@@ -1,4 +1,4 @@
-"""Classes that vLLM's worker processes import by name in engine tests."""
+"""Contains classes that vLLM's worker processes import by name in engine tests."""
 
 from typing import Any
 

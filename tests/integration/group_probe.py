@@ -1,4 +1,4 @@
-"""Classes that vLLM's worker processes import by name in tests of several engines."""
+"""Contains classes that vLLM's worker processes import by name in tests of several engines."""
 
 from typing import Any
 

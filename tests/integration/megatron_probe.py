@@ -1,4 +1,4 @@
-"""Processes in which verl's Megatron engine trains a policy and a head on a CPU.
+"""Trains a policy and a head with verl's Megatron engine, in several processes on a CPU.
     python -m tests.integration.megatron_probe RUNS
 
 PYTHONPATH must contain tests/megatron_on_cpu and Megatron. RUNS is a JSON list of objects with the
@@ -33,12 +33,12 @@ from sam_rollout.integrations.verl.state_capture import StateCapture
 from sam_rollout.integrations.vllm.engine_settings import EngineSettings
 from tests.megatron import ON_CPU
 
-# Of prompts, and of prompts with their responses.
+# For each text, the length of its prompt, and of prompt and response together.
 LENGTHS = ((3, 12), (2, 9), (15, 26), (1, 7), (4, 40), (1, 11), (9, 31), (2, 8))
 WINDOW = 8
 OTHER_LAYERS = (0, 5)
 STEPS = 2
-LIMIT_S = 200  # for a run
+LIMIT_S = 200  # of a run
 
 
 def texts() -> list[list[int]]:
@@ -136,7 +136,7 @@ def with_head(engine: Any, data: TensorDict, head: HeadTraining) -> dict[str, An
         with head.reading(len(data)):
             passes.append(log_probs(engine, data))
         taken.append([vars(sample) for sample in head._capture.taken])
-        head._capture.spent_s = 0.0  # it learns, however busy the machine is
+        head._capture.spent_s = 0.0  # so that it learns even on a busy machine
         learned.append(head.learn(1.0))
         train(engine, data)
         whole = head._part.matrices(Peers(distributed.group.WORLD))
@@ -189,7 +189,7 @@ def run(asked: dict[str, Any]) -> None:
     last_s = time.monotonic() + LIMIT_S
     for one in processes:
         one.join(max(0.0, last_s - time.monotonic()))
-    for one in processes:  # that wait for each other
+    for one in processes:  # ends those that still wait for each other
         one.kill()
         one.join()
     if status := max(abs(one.exitcode) for one in processes):

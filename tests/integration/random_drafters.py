@@ -1,4 +1,4 @@
-"""Checkpoints with random weights, of drafters that no head is shipped for, for the tiny Qwen3."""
+"""Writes drafters with random weights for the tiny Qwen3, of the kinds that are not shipped."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ class MiMoConfig(Qwen2Config):
 
 
 def write_medusa(folder: Path, heads: int) -> None:
-    """Write `heads` output layers, each behind a block of its own."""
+    """Write a Medusa drafter: `heads` output layers, each behind a block of its own."""
     config = {
         "architectures": ["MedusaModel"], "model_type": "medusa", "dtype": "float32",
         "hidden_size": HIDDEN, "vocab_size": VOCABULARY, "num_heads": heads, "num_hidden_layers": 1,
@@ -33,7 +33,7 @@ def write_medusa(folder: Path, heads: int) -> None:
 
 
 def write_policy_with_mtp(folder: Path) -> None:
-    """Write a whole policy of the class MiMo: Qwen2, and a layer that drafts."""
+    """Write a whole MiMo policy, which is a Qwen2 with an additional layer that drafts."""
     AutoConfig.register("mimo", MiMoConfig, exist_ok=True)
     own = ("architectures", "model_type", "layer_types", "num_hidden_layers", "max_window_layers")
     sizes = {key: value for key, value in POLICY.items() if key not in own}

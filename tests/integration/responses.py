@@ -17,9 +17,9 @@ def requests(
     step: int = 0,
     **sampling: Any,
 ) -> tuple[list[Any], list[Any]]:
-    """Return prompts and sampling parameters for a ``vllm.LLM``, ``siblings`` of every prompt.
+    """Return prompts, each ``siblings`` times, and sampling parameters for a ``vllm.LLM``.
 
-    ``max_tokens`` is one number or one per response. ``sampling`` has more fields of
+    ``max_tokens`` is one number or one per response. ``sampling`` contains more fields of
     ``SamplingParams``.
     """
     from vllm import SamplingParams, TokensPrompt
@@ -116,7 +116,7 @@ def spied(patch: pytest.MonkeyPatch, owner: Any, *names: str) -> Counter[str]:
 
 
 def failing(owner: Any, name: str, at: int) -> list[None]:
-    """Note the calls of a method; call number `at` fails."""
+    """Let call number `at` of a method fail; return a list with an entry for each call."""
     method, calls = getattr(owner, name), []
 
     def call(*arguments: Any, **options: Any) -> Any:

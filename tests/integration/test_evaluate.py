@@ -34,7 +34,7 @@ def test_sides_give_the_same_responses_and_ties_are_told_from_other_differences(
         for side in evaluate.SIDES
     )
     same = [left == right for left, right in zip(off, on, strict=True)]
-    assert len(same) == 8 and sum(same) >= 7  # float32: a tie is a rare thing
+    assert len(same) == 8 and sum(same) >= 7  # in float32, ties are rare
     assert off[0] != off[1]
     record = json.loads(output.read_text())
     assert record["sides"]["off"]["drafted_tokens"] == 0

@@ -1,6 +1,6 @@
 """Checks that drafts which are nearly always wrong do not change samples at T = 1.
 
-The distributions of the second and third token are compared with those of transformers.
+The distributions of the second to fifth token are compared with those of transformers.
 """
 
 from collections import defaultdict
@@ -18,10 +18,10 @@ from tests.integration.responses import session_of
 from tests.unit.verification.distributions import assert_drawn_from
 
 RESPONSES = 2000
-LEAST = 100  # responses that begin alike, for a test of what follows
+LEAST = 100  # a token is tested only after beginnings that at least this many responses share
 
 
-# Sampler, number of requests, whether drafts are bound late.
+# Sampler, largest number of running requests, whether drafts are bound late.
 SIDES = {
     "synchronous": ("stock", 256, False),
     "bound, stock": ("stock", 256, True),

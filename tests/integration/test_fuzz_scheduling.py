@@ -1,8 +1,8 @@
-"""Engines with drafts under random events (`EVENTS`): no token may be lost or doubled.
+"""Tests that engines with drafts lose and double no token under random events (`EVENTS`).
 
 The tiny model runs with the coupled sampler at T = 1, in vLLM's asynchronous path
 (`tests/emulated_device.py`) or synchronously. Each response must equal that of an engine without
-drafts. SAM_FUZZ_SECONDS sets the time, SAM_FUZZ_SEED the first seed. A failure names its seed.
+drafts. SAM_FUZZ_SECONDS is the time, SAM_FUZZ_SEED is the first seed. A failure names its seed.
 """
 
 import itertools
@@ -83,7 +83,7 @@ class Life:
             engines=1, with_head=has_head, head_ahead=has_head and ahead, trees="tree" in shapes,
             random_gate=sam.gate in (RANDOM, RANDOM_SHAPES),
         )  # fmt: skip
-        self._meant: dict[str, int] = {}  # failures
+        self._meant: dict[str, int] = {}  # failures that `_break` caused
 
     def run(self) -> None:
         """Run until every request has ended; raises AssertionError if a text differs."""
@@ -107,10 +107,10 @@ class Life:
                 self._judge(output)
             self.totals["steps"] += 1
         for _ in range(2):
-            engine.step()  # the worker learns which requests ended last
+            engine.step()  # tells the worker which requests have ended
         self._drain()
         failed = {name: count for name, count in self._failures.items() if count}
-        assert failed in ({}, self._meant), f"failed: {failed}, meant to: {self._meant}"
+        assert failed in ({}, self._meant), f"failed: {failed}, caused on purpose: {self._meant}"
         levels = self._session.drafter.levels() if self._session.drafter else {}
         pool = self._core.scheduler.kv_cache_manager.block_pool
         held = len(self._core.scheduler.requests), levels.get("draft/live_requests", 0)
@@ -199,7 +199,7 @@ def known_responses(prompts: list[list[int]]) -> list[Any]:
     with engine_of(SamConfig(enabled=False), **LARGE) as engine:
         outputs = engine.generate(asked, sampling, use_tqdm=False)
     for one in sampling:
-        one.output_kind = RequestOutputKind.CUMULATIVE  # `generate` has changed that
+        one.output_kind = RequestOutputKind.CUMULATIVE  # `generate` has changed it
     found = texts(output.outputs[0] for output in outputs)
     return list(zip(asked, sampling, found, strict=True))
 

@@ -1,4 +1,4 @@
-"""A model with linear attention: its engine runs without our drafts.
+"""Tests that an engine runs without our drafts if its model has linear attention.
 
 The model is a Qwen3-Next of four layers with random weights; the last layer has full attention.
 """

@@ -34,7 +34,7 @@ def prompts(prompts) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def engines(make_engine) -> dict[str, Any]:
     found = {}
-    with asynchronous_scheduling():  # ranks are forked there, which is faster
+    with asynchronous_scheduling():  # in this context ranks are forked, which is faster
         for name, sam in SIDES.items():
             ahead = {} if sam.enabled else {"async_scheduling": False}
             found[name] = make_engine(sam, **engine_arguments(sam, COUPLED), **RANKS, **ahead)
@@ -61,11 +61,11 @@ def one_by_one(engines, prompts) -> dict[str, list[int]]:
 def test_all_ranks_verify_the_drafts_of_the_first(name, engines, reference, prompts):
     assert rollout(engines[name], prompts) == reference
     first, second = engines[name].collective_rpc("sam_drain")
-    assert second is None, "only the first drafts"
+    assert second is None, "only the first rank drafts"
     counters, steps = first["counters"], len(first["steps"]["gate_open"])
     assert counters["draft/failures"] == 0 and drafts(first)[1] > 0
     if name == "head":
-        assert 0 < counters["draft/model_steps"] < steps, "with it and without"
+        assert 0 < counters["draft/model_steps"] < steps, "some steps lack the head's drafts"
         assert counters["draft/model_failures"] == 0
 
 
@@ -81,4 +81,4 @@ def test_an_engine_that_sleeps_with_a_step_on_its_way_loses_and_doubles_no_token
         core.wake_up(["scheduling"] if level == 0 else None)
 
     assert come_and_go(engines["late"], prompts, longest=LONGEST, between=sleep) == one_by_one
-    assert sum(lengths) > 0, "no step was on its way"
+    assert sum(lengths) > 0, "no sleep met a step on its way"

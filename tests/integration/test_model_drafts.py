@@ -1,7 +1,7 @@
-"""Drafts of a model that vLLM runs, joined with drafts from texts.
+"""Tests drafts of a model that vLLM runs, joined with drafts from texts.
 
-The drafter is the tiny model itself, so all its drafts are right at T = 0, and with shared noise at
-T = 1. Asynchronous scheduling is emulated (`tests/emulated_device.py`).
+The drafter is the tiny model itself, so all its drafts are right at T = 0, and also at T = 1 if the
+noise is shared. Asynchronous scheduling is emulated (`tests/emulated_device.py`).
 """
 
 import contextlib

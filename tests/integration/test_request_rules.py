@@ -61,7 +61,7 @@ def test_a_text_ends_at_a_stop_string_whatever_was_verified_with_it(asked, steps
 def test_upstream_still_keeps_tokens_behind_a_stop_string():
     original = BaseIncrementalDetokenizer.update.__wrapped__
     *_, kept, _ = read(["abENDcd"], original, stop=["END"])
-    assert kept == b"abENDcd", "vLLM cuts them off: ours can go"
+    assert kept == b"abENDcd", "vLLM cuts these tokens off: our rule can go"
 
 
 def test_log_probabilities_end_with_the_tokens():
@@ -101,4 +101,4 @@ def test_upstream_still_ends_the_thinking_of_the_wrong_request():
     holder.update_state(outputs, [[], [], []], repeat_indices=None)
     logits = holder.apply_to_logits(torch.zeros(3, 5), False, [[], [], []])
     forced = [row for row in range(3) if logits[row].argmax() == end]
-    assert forced == [0], "vLLM ends that of the right one: see whether budgets can be allowed"
+    assert forced == [0], "vLLM ends the right one's: see whether budgets can be allowed"

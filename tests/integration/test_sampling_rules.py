@@ -74,15 +74,15 @@ def test_a_text_may_end_once_it_is_long_enough_with_the_drafts_before(kind):
     written = [4, 4, 4, 4, 6]
     assert verify(drafts, written, 6, kind) == [
         [OTHER, OTHER, STOP],  # a draft that is rejected where the text may end
-        [OTHER, OTHER, STOP],  # a bonus token that ends it
-        [OTHER, OTHER],  # and one that is too early
+        [OTHER, OTHER, STOP],  # a bonus token that ends the text
+        [OTHER, OTHER],  # a bonus token that must not end it yet
         [OTHER],
         [STOP],
     ]
 
 
 def test_upstream_still_forgets_the_drafts_before_a_bonus_token():
-    assert verify([[OTHER] * 2], [4], 6) == [[OTHER]], "vLLM lets it end the text: ours can go"
+    assert verify([[OTHER] * 2], [4], 6) == [[OTHER]], "vLLM lets it end the text: our rule can go"
 
 
 def test_gpus_cut_by_the_same_kernel_in_steps_of_any_size(monkeypatch):

@@ -1,8 +1,8 @@
-"""Our drafter and sampler in vLLM's second model runner: the texts are those of the first runner.
+"""Tests our drafter and sampler in vLLM's second model runner, against texts of the first runner.
 
-This file is also the program that runs the second runner. Its Triton kernels run in Triton's
-interpreter, because Triton has no backend for a CPU. vLLM asks for a backend by name, so this file
-registers one that compiles nothing.
+This file is also the program that runs the second runner. The runner's Triton kernels run in
+Triton's interpreter, because Triton has no backend for a CPU. vLLM asks for a backend by name, so
+this file registers one that compiles nothing.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Tests that fail when a workaround for verl can be removed."""
+"""Contains tests that fail once a workaround for verl can be removed."""
 
 import asyncio
 import contextlib
@@ -36,6 +36,6 @@ def test_verls_sender_still_waits_for_a_receiver_that_failed(tmp_path):
     context = zmq.Context()
     receiver = context.socket(zmq.REP)
     receiver.connect(handle)
-    assert receiver.poll(20_000), "its first message"
+    assert receiver.poll(20_000), "the sender's first message comes"
     receiver.close(linger=0)
     assert not ended.wait(3)

@@ -97,7 +97,7 @@ def test_a_real_loss_is_outside_the_interval():
 
 def test_distance_of_draw():
     probabilities = np.array([0.2, 0.3, 0.0, 0.5])
-    # 0.49 draws token 1; token 3 begins at 0.5; token 0 ends at 0.2.
+    # 0.49 draws token 1; the interval of token 3 begins at 0.5, the one of token 0 ends at 0.2.
     assert distance_of_draw(probabilities, 0.49, (1,)) == 0.0
     assert distance_of_draw(probabilities, 0.49, (1, 3)) == pytest.approx(0.01)
     assert distance_of_draw(probabilities, 0.49, (0, 3)) == pytest.approx(0.29)
@@ -125,7 +125,8 @@ def test_the_first_places_are_looked_at(monkeypatch):
 
     options = parser().parse_args(["--greedy", "--samples", "3"])
     look_at_ties(parted, requests, off, logprobs_after, options)
-    assert [one.tie for one in parted] == [None] + [True] * 5  # the first one parts last
+    # parted[0] has the latest position, so it is not among the five that are examined.
+    assert [one.tie for one in parted] == [None] + [True] * 5
     assert parted[0].distance is None
     assert parted[1].distance == pytest.approx(0.01)
     assert len(asked) == 5 and asked[0] == (requests[-1], requests[-1].prompt_ids + [1])

@@ -16,7 +16,7 @@ REFUSED = [
     ),
 ]
 DATA = "data.train_files=nowhere.parquet"
-QUIET = ("hydra/job_logging=none", "hydra/hydra_logging=none")  # logging is this process's
+QUIET = ("hydra/job_logging=none", "hydra/hydra_logging=none")  # keeps the tests' logging
 MISSING = "data.train_files = 'nowhere.parquet': there is no such file; python -m recipes.dapo_qw"
 
 
@@ -25,7 +25,7 @@ def run_command(monkeypatch, *arguments: str) -> object:
     monkeypatch.delenv(program.FULL_ERROR, raising=False)
     with pytest.raises(SystemExit) as ended:
         program.run_command()
-    assert program.FULL_ERROR not in os.environ, "it is not the run's"
+    assert program.FULL_ERROR not in os.environ, "the program leaves it unset"
     return ended.value.code
 
 
@@ -39,7 +39,7 @@ def run_command(monkeypatch, *arguments: str) -> object:
 )
 def test_one_line_says_what_is_wrong(flags, overrides, said, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # a note would say that it counts
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # otherwise a note is printed
     code = run_command(monkeypatch, *flags, overrides, f"run_dir={tmp_path}/run")
     assert code.startswith(f"Configuration error: {said}") and "\n" not in code
     assert capsys.readouterr() == ("", "")

@@ -1,4 +1,4 @@
-"""Checks the imports between folders of the library, which it reads from syntax trees.
+"""Reads imports from syntax trees, and checks those between folders of the library.
 python tests/unit/test_architecture.py    prints the drawing for docs/architecture.md
 """
 

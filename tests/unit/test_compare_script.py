@@ -157,7 +157,7 @@ def test_an_interrupt_ends_the_run_that_is_under_way(script):
         _wait_for(lambda: script.started == ["base-1"])
         second = script("repeats=1")
         assert "another comparison is running" in second.stderr
-        process.send_signal(signal.SIGTERM)  # to the script alone
+        process.send_signal(signal.SIGTERM)  # only to the script
         process.communicate(timeout=30)
         assert process.returncode != 0
         _wait_for(lambda: not _alive(f"run_dir={script.output}/base-1"))

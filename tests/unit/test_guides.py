@@ -22,11 +22,11 @@ pytestmark = pytest.mark.slow
 PAGES = ("README.md", "docs/clusters.md", "docs/ascend_zh.md")
 DEVICES = ("ascend_910c", "cuda")  # what a page's DEVICE may be
 PROGRAMS = ("bash", "python", "sam-rollout")
-FOLDER = "${OUTPUT_DIR:+run_dir=$OUTPUT_DIR}"  # of scripts/compare.sh
+FOLDER = "${OUTPUT_DIR:+run_dir=$OUTPUT_DIR}"  # the folder's override in scripts/compare.sh
 STUBS = "\n".join(
     f"{name}() {{ printf 'RUN {name}'; printf ' %q' \"$@\" {FOLDER}; echo; }}" for name in PROGRAMS
 )
-COMPARE = "scripts/compare.sh"  # its own words, and what it sets for each run
+COMPARE = "scripts/compare.sh"  # has words of its own, which are no overrides
 ITS_OWN = ("repeats", "skip_first")
 
 
@@ -73,7 +73,7 @@ def trainings_on(device: str, page: str) -> list[Training]:
         overrides = [word for word in words[behind:] if re.match(r"\+*[a-z_][\w.]*=", word)]
         if COMPARE in words:
             overrides = [word for word in overrides if word.partition("=")[0] not in ITS_OWN]
-            overrides += ["trainer.resume_mode=disable"]  # as if: a fresh folder has no checkpoint
+            overrides += ["trainer.resume_mode=disable"]  # a fresh folder has no checkpoint
         found.append(Training(line, tuple(overrides)))
     return found
 

@@ -91,7 +91,7 @@ def printed(*arguments: str, **variables: str) -> tuple[dict[str, str], list[lis
 
 @pytest.fixture
 def place(tmp_path):
-    """Return ``place(environment, role, *options, name=..., domain=...)``."""
+    """Return a function that runs ``find_place`` of cluster.sh on a node called ``name``."""
 
     def call(environment, *options, name, domain=""):
         program(tmp_path / "uname", f"echo {name}")
@@ -211,7 +211,7 @@ def test_the_doctor_is_asked_in_the_environment_of_a_run(tmp_path):
 
 
 def test_scripts_and_doctor_agree():
-    """There are two copies, because the launcher may run without sam_rollout."""
+    """Both have a copy of the limit, because the launcher may run without sam_rollout."""
     for device in DEVICES:
         script = (ROOT / f"scripts/env/{device}.sh").read_text()
         assert re.findall(r"^raise_open_files (\d+)", script, re.M) == [str(host.OPEN_FILES)]
@@ -278,8 +278,8 @@ def test_a_configuration_is_checked_before_the_cluster_is_started(scripts, capfd
 @pytest.mark.parametrize(
     ("command", "seen", "status"),
     [
-        ("sleep 600", ["dead"], 4),  # it waits for the dead node, and is ended
-        ("sleep 600", ["dead", "there"], 4),  # the node came back, the job does not
+        ("sleep 600", ["dead"], 4),  # the job waits for the dead node, and is ended
+        ("sleep 600", ["dead", "there"], 4),  # the node comes back, but the job is lost
         ("sleep 0.1; exit 9", ["dead", "there"], 4),
         ("exit 9", ["unreachable"], 4),  # the job noticed before Ray did
         ("exit 9", ["there"], 9),
@@ -441,7 +441,7 @@ def test_every_node_gets_its_part(hosts):
     files = ["TRAIN_FILE=/data/a t.parquet", "HF_HOME=/a b"]
     assert part[5:10] == [*files, "bash", "scripts/node.sh", "head"]
     assert {"--attached", "--node-rank=0", "--num-nodes=2", "--names=node-1,node-2"} <= set(part)
-    assert part[-4] == "--doctor"  # it is the head who asks
+    assert part[-4] == "--doctor"  # only the head runs the doctor
     assert part[-3:] == ["--config", "a=1", "b='x y'"]
     part = shlex.split(worker[4])
     assert {"worker", "--node-rank=1", "--head-address=10.0.0.1"} <= set(part)

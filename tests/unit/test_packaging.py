@@ -15,7 +15,7 @@ from sam_rollout.installer import run_uv, vendor_environment, vllm_metadata_shim
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-MACHINES = {"cpu": "x86_64", "cuda": "x86_64", "ascend": "aarch64"}  # of the pins of each profile
+MACHINES = {"cpu": "x86_64", "cuda": "x86_64", "ascend": "aarch64"}  # machine type of each profile
 PROFILES = tuple(MACHINES)
 MAX_TEXT_BYTES = 1_000_000
 
@@ -105,7 +105,7 @@ def check_image(image, tmp_path, monkeypatch, project=str(ROOT / "pyproject.toml
     return status, requirements.read_text(), overrides.read_text()
 
 
-@pytest.mark.parametrize("project", [str(ROOT / "pyproject.toml"), ""])  # "": of a wheel
+@pytest.mark.parametrize("project", [str(ROOT / "pyproject.toml"), ""])  # "": as in a wheel
 def test_vendor_image_keeps_what_it_brings(project, tmp_path, monkeypatch):
     status, requirements, overrides = check_image(ASCEND_IMAGE, tmp_path, monkeypatch, project)
     assert status == 0

@@ -1,4 +1,4 @@
-"""Checks the patches below patches/ and the script that applies them.
+"""Checks the patches in patches/ and the script that applies them.
 
 tests/ascend/test_patched_tree.py applies them to upstream's files.
 """

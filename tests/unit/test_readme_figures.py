@@ -30,7 +30,7 @@ def factor(gain: dict[str, Any]) -> list[str]:
 
 
 def figures(record: dict[str, Any]) -> dict[str, list[str]]:
-    """Return description -> numbers of a README, rounded as there."""
+    """Return the expected numbers of a README by description, rounded as in a README."""
     fair = record["comparisons"][FAIR]
     pairs = fair["lossless"]["pairs"]
     rollout, tail = (row(fair["times"], key) for key in ("rollout", "tail"))
@@ -109,7 +109,7 @@ def section_with(word: str, readme: Path) -> str:
 
 
 def missing(expected: dict[str, list[str]], text: str) -> dict[str, list[str]]:
-    """Return the numbers that a text lacks, as whole numbers."""
+    """Return the numbers that a text lacks; parts of other numbers do not count."""
     absent = {
         what: [n for n in numbers if not re.search(rf"(?<![\d.,-]){n}(?![\d-]|[.,]\d)", text)]
         for what, numbers in expected.items()

@@ -4,7 +4,7 @@ from benchmarks.measuring import REPOSITORY
 from benchmarks.results_page import render
 
 pytestmark = pytest.mark.slow
-MOST_LINES = 150  # what a reader leafs through
+MOST_LINES = 150  # more is too long to leaf through
 
 
 def test_the_pages_follow_from_the_records():

@@ -62,7 +62,7 @@ def test_difference_is_sam_minus_base():
 
 @pytest.mark.parametrize("paired", [False, True])
 def test_three_repeats_are_enough_for_the_coverage_that_is_said(paired, monkeypatch):
-    monkeypatch.setattr(statistics, "RESAMPLES", statistics._AT_ONCE)  # of the bootstrap
+    monkeypatch.setattr(statistics, "RESAMPLES", statistics._AT_ONCE)  # a faster bootstrap
     generator = np.random.default_rng(1)
     trials, covered = 400, 0
     for _ in range(trials):

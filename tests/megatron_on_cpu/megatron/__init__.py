@@ -1,8 +1,8 @@
-"""Megatron-Core on a CPU; this folder must precede the package's on PYTHONPATH.
+"""Runs Megatron-Core on a CPU; this folder must precede the package's on PYTHONPATH.
 
-It replaces CUDA's names by the CPU's, the norm and the attention by PyTorch's, and mbridge's names
-for the weights of these two. Everything else is as installed. Gradients of norms are not summed
-over sequence parallelism here.
+Names of CUDA are replaced by those of the CPU. PyTorch's norm and attention replace Megatron's, and
+mbridge's names of their weights are adapted. Everything else is as installed. Gradients of norms
+are not summed over sequence parallelism here.
 """
 
 import functools
@@ -90,7 +90,7 @@ def _from_all(rows, size, group):
         return rows
     parts = [torch.empty_like(rows) for _ in range(size)]
     torch.distributed.all_gather(parts, rows.detach().contiguous(), group=group)
-    parts[torch.distributed.get_rank(group)] = rows  # gradients of other processes' stay away
+    parts[torch.distributed.get_rank(group)] = rows  # other rows have no gradients
     return torch.cat(parts)
 
 
@@ -103,7 +103,7 @@ def _replace_kernels():
 
     spec = gpt_layer_specs.get_gpt_decoder_block_spec
 
-    @functools.wraps(spec)  # mbridge reads its signature
+    @functools.wraps(spec)  # mbridge reads the function's signature
     def without_transformer_engine(config, use_transformer_engine=True, **kwargs):
         return spec(config, use_transformer_engine=False, **kwargs)
 

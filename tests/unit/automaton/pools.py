@@ -55,7 +55,7 @@ def votes_at(place):
     if place[interface.PLACE_KIND] == interface.LIVE:
         lanes = np.zeros((1, continuations.LANE_WIDTH), np.int64)
         tasks = np.zeros((continuations.LEVELS, continuations.TASK_WIDTH), np.int64)
-        lanes[0, : continuations.LANE_TEXT + 1] = place[1:]  # the same columns
+        lanes[0, : continuations.LANE_TEXT + 1] = place[1:]  # both have these columns
         addresses = lanes.ctypes.data, tasks.ctypes.data
         continuations.vote_lanes(*addresses, np.zeros(1, np.int64), 1, np.zeros(1, np.int64))
         count = continuations.take_votes(*addresses, 0, tokens, classes, 0)

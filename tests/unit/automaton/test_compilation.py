@@ -27,7 +27,7 @@ class Package:
         self.write(1)
 
     def write(self, number):
-        """Write a version of the kernel; its time stamp and size are those of all others."""
+        """Write a version of the kernel; all versions have the same time stamp and size."""
         self._module.write_text(SOURCE.format(number=number))
         os.utime(self._module, ns=(0, 0))
 

@@ -19,8 +19,8 @@ TOKEN_OF = {"a": 0, "b": 1 << 30, "c": LARGEST_TOKEN, "d": 5}
 
 class Reference:
     def __init__(self):
-        self.prefixes = {""}  # of all texts
-        self.noted = []  # (text so far, next token, whose run holds it), oldest first
+        self.prefixes = {""}  # prefixes of all texts
+        self.noted = []  # (text so far, next token, writer of the run), oldest first
         self.open_runs = {}  # text at a run's end -> the run's writer
 
     def knows(self, string):
@@ -69,9 +69,9 @@ class Reference:
         """Check the votes after a suffix.
 
         Args:
-            suffix, votes: The question and the answer.
-            relation: Class of each writer.
-            texts: Texts in the automaton.
+            suffix, votes: The suffix, and the pool's votes after it.
+            relation: Maps each writer to its class.
+            texts: Number of texts in the automaton.
         """
         votes = list(votes)
         for string, tokens in self.levels(suffix):
@@ -125,7 +125,7 @@ def families(draw):
 
 
 def grown(pool, family, shared):
-    """Read a family in its turns; yield (number of the text, its slot, what it is, reference)."""
+    """Read a family in its turns; yield (number of a text, slot, text so far, reference)."""
     texts, turns = family
     automaton, common = pool.create() if shared else None, Reference()
     slots = [pool.open(automaton, group=number % 2) for number in range(len(texts))]
@@ -245,7 +245,7 @@ def test_long_texts_are_quick_and_right(name):
     slot = pool.open()
     started = time.perf_counter()
     read(pool, slot, text, LONG)
-    # A step takes 3-90 ms here. If its cost grew with the text, the test would need minutes.
+    # Reading takes 3-90 ms. If the cost of a token grew with the text, it would take minutes.
     assert time.perf_counter() - started < 5
     assert pool.nbytes / LONG < 110
     (string,) = strings_of([text])

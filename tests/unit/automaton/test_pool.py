@@ -43,7 +43,7 @@ def test_rows_that_are_read_together_are_read_as_if_alone(pool, automata, rows, 
     shared, shared_alone = ([one.create() for _ in range(automata)] for one in (pool, alone))
     slots, slots_alone = [], []
     for row in range(rows):
-        number = row % (automata + 1)  # the last one has an automaton to itself
+        number = row % (automata + 1)  # the last number: an automaton of its own
         slots.append(pool.open(shared[number] if number < automata else None))
         slots_alone.append(alone.open(shared_alone[number] if number < automata else None))
     lengths = np.zeros(rows, np.int32)
@@ -89,7 +89,7 @@ def test_a_reused_slot_knows_nothing_of_its_past(pool):
     ("second", "length"),
     [
         ([1, 2, 1, 2, 1], 3),  # cut
-        ([1, 2, 1, 2, 9, 8, 9], 7),  # another last token
+        ([1, 2, 1, 2, 9, 8, 9], 7),  # another token at the old end
         ([1, 2, 1, 2, 1], 0),
     ],
 )
@@ -171,7 +171,7 @@ def test_slots_of_a_common_automaton(pool):
         pool.destroy(automaton)
     pool.close(a)
     assert pool.nbytes > 0
-    assert draft(pool, b, rows[1], 5, 3) == [5], "a closed text stays to be found"
+    assert draft(pool, b, rows[1], 5, 3) == [5], "a closed text can still be found"
     pool.close(b)
     pool.destroy(automaton)
     assert pool.nbytes == 0

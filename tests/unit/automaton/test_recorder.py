@@ -14,7 +14,7 @@ def test_responses_are_recorded_with_the_end_of_their_prompts():
     while lengths.max() < 190:
         recorder.record(slots, texts, lengths, rng.random(2) < 0.7)
         lengths += rng.integers(1, 5, 2).astype(np.int32)
-        if lengths.min() < 60:  # the first steps are those of both
+        if lengths.min() < 60:  # at first, both rows are eligible
             recorder.record(slots, texts, lengths, np.ones(2, bool))
     recorder.record(slots, texts[::-1][::-1], lengths, np.ones(2, bool))
     for row in range(2):
@@ -54,7 +54,7 @@ def test_memory_is_what_was_ever_written():
     slot = recorder.open()
     for length, tokens in ((1, 1), (40, 40), (20, 40)):
         recorder.record(int32(slot), row, int32(length), is_eligible)
-        assert recorder.nbytes == 4 * tokens, "the system does not get it back"
+        assert recorder.nbytes == 4 * tokens, "memory is kept"
     recorder.take(slot)
     assert recorder.open() == slot and recorder.nbytes == 160
     for length, tokens in ((1, 40), (30, 40), (50, 50)):

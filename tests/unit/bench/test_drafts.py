@@ -56,7 +56,7 @@ def test_the_last_epoch_is_measured_and_earlier_ones_are_read_before(result):
     assert sizes == [1, 4, 4, 4]
     assert mine["tokens"] == sum(len(trace.response) for trace in later)
     assert {row["tokens"] for row in result["acceptance"] if row["data"] == REAL} == {
-        mine["tokens"] - 4  # no draft saves the first
+        mine["tokens"] - 4  # the first token of each response is never drafted
     }
 
 

@@ -40,7 +40,7 @@ def trace(prompt: list[int], response: list[int], group: str = "g", sibling: int
         ([1, 9, 3], None, 1),
         ([9, 2], None, 0),
         ([1, 2, 3, 4, 5], None, 4),
-        ([9, 1, 8, 2], [-1, -1, 0, 1], 2),  # a tree: 9 8, and 1 2
+        ([9, 1, 8, 2], [-1, -1, 0, 1], 2),  # a tree with the paths 9 8 and 1 2
         ([1, 9, 2], [-1, 0, 1], 1),
     ],
 )

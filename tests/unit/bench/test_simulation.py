@@ -14,7 +14,7 @@ from tests.pages import ROOT
 from tests.records import engine_step, engine_steps, requests, trace, traces
 
 RUNS = ROOT / RESULTS / "runs"
-SAID = [7, 3, 9, 4, 1, 8, 2, 6]  # over and over
+SAID = [7, 3, 9, 4, 1, 8, 2, 6]  # what every response repeats
 
 
 def write(folder, *, sam=False, replicas=1, texts=True, rounds=1, responses=4, tokens=60, limit=8):
@@ -64,7 +64,7 @@ def test_a_recorded_run_is_foretold_within_fifteen_percent(number):
 
 
 def test_without_drafts_every_token_is_a_step_and_who_waits_joins_later(tmp_path):
-    first_s = 4 * 2 * 0.001  # the first token comes with four prompts of two tokens
+    first_s = 4 * 2 * 0.001  # the first step computes four prompts of two tokens
     run = read_baseline(write(tmp_path / "all", responses=4, tokens=60))
     for outcome in sample(run, drafts=False):
         assert outcome.rollout_s == pytest.approx(first_s + 59 * 0.014, rel=0.01)
@@ -75,7 +75,7 @@ def test_without_drafts_every_token_is_a_step_and_who_waits_joins_later(tmp_path
     limited = read_baseline(write(tmp_path / "limited", responses=4, tokens=60, limit=2))
     (one, _) = sample(limited, drafts=False)
     assert one.rollout_s == pytest.approx(2 * (4 * 0.001 + 59 * 0.012), rel=0.01)
-    assert one.tail_s == pytest.approx(one.rollout_s / 2, rel=0.01), "nobody waits any more"
+    assert one.tail_s == pytest.approx(one.rollout_s / 2, rel=0.01), "later no request waits"
 
 
 def test_texts_that_repeat_themselves_gain_and_the_next_step_remembers(tmp_path):
@@ -105,8 +105,8 @@ def test_engines_draft_from_what_others_sample(tmp_path, monkeypatch):
 def test_step_times_go_on_beyond_what_was_recorded(tmp_path):
     times = read_baseline(write(tmp_path)).times
     assert times(3) == pytest.approx(0.013)
-    assert times(16) == pytest.approx(0.026), "as over the upper three quarters"
-    assert times(1, drafts=3) == pytest.approx(0.014), "as four requests"
+    assert times(16) == pytest.approx(0.026), "with the slope of the recorded times"
+    assert times(1, drafts=3) == pytest.approx(0.014), "as a step of four requests"
     assert times(1, drafts=3, prompts=10) == pytest.approx(0.024)
 
 

@@ -36,7 +36,7 @@ def ask(device="ascend_910c", **trainer):
     ("free_gib", "named", "statuses"),
     [
         ([60, 60, 61, 60], "", ["ok", "ok"]),
-        ([60, 60, 6, 60], "", ["ok", "fail"]),  # the engine takes 0.8 of 64
+        ([60, 60, 6, 60], "", ["ok", "fail"]),  # the engine takes 0.8 of 64 GiB
         ([60, 60], "0,1", ["fail", "ok"]),
         ([], "", ["fail"]),
         (ProbeError("no torch_npu"), "", ["fail"]),
@@ -106,7 +106,7 @@ def disk(monkeypatch, free_gib, total_gib=100):
         (ask("cpu"), 11, "fail"),
         (ask(), 11, "warn"),
         (ask("cuda"), 5, "ok"),
-        (Question("cpu"), 0.06, "warn"),  # a container's default
+        (Question("cpu"), 0.06, "warn"),  # 64 MB, the default of containers
     ],
 )
 def test_shared_memory_against_weights_and_object_store(monkeypatch, asked, free_gib, status):
@@ -117,7 +117,7 @@ def test_shared_memory_against_weights_and_object_store(monkeypatch, asked, free
 @pytest.mark.parametrize(
     ("limits", "nodes", "status"),
     [
-        ((1024, 1048576), 2, "warn"),  # scripts/node.sh raises it
+        ((1024, 1048576), 2, "warn"),  # scripts/node.sh raises the limit
         ((1024, resource.RLIM_INFINITY), 2, "warn"),
         ((1024, 4096), 1, "warn"),
         ((1024, 4096), 2, "fail"),

@@ -45,7 +45,7 @@ def test_the_page_shows_the_pinned_versions():
         ("2.60.0", "", "2.59.0", "warn"),
         ("2.60.0", "", "unknown", "warn"),
         (CANN, ">=9.0,<9.2", "9.1.0", "ok"),
-        (CANN, ">=9.0,<9.2", "9.0.RC1", "fail"),  # before 9.0
+        (CANN, ">=9.0,<9.2", "9.0.RC1", "fail"),  # a version before 9.0
     ],
 )
 def test_a_version_is_pinned_supported_or_neither(pinned, supported, found, status):
@@ -128,7 +128,7 @@ def test_plugins_have_to_be_there(monkeypatch, group, points, status):
 @pytest.mark.parametrize(
     ("allowed", "device", "status"),
     [
-        ("", "cpu", "fail"),  # vLLM loads none then
+        ("", "cpu", "fail"),  # vLLM loads no plugin then
         ("other,sam_rollout", "cpu", "ok"),
         ("sam_rollout", "ascend_910c", "fail"),
         ("sam_rollout,ascend", "ascend_910c", "ok"),

@@ -25,7 +25,7 @@ def test_overrides_count_as_for_a_run():
     words += ["trainer.n_gpus_per_node=16", "run_dir=/data/run"]
     about, (finding,) = ask(None, words, cluster=True)
     assert (about.experiment, about.device) == ("qwen3_235b_910c", "ascend_910c")
-    assert about.setting("trainer.nnodes") == 4  # the experiment's own are 8
+    assert about.setting("trainer.nnodes") == 4  # the experiment itself says 8
     assert about.setting("trainer.n_gpus_per_node") == 16
     assert about.setting("trainer.default_local_dir") == "/data/run/checkpoints"
     assert finding.line.status == "ok"

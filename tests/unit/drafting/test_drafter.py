@@ -23,11 +23,11 @@ def test_the_engines_list_of_ids_may_change_in_place():
 
 
 def test_the_longest_absent_is_evicted_first():
-    drafter = make_drafter(max_rows=2)  # at most 20 live
+    drafter = make_drafter(max_rows=2)  # keeps at most 20 requests
     for i in range(20):
         step(drafter, {f"r{i}": [i, i, i]})
     assert drafter.usage().evictions == 0
-    step(drafter, {"r0": [0, 0, 0]})  # back: now r1 is the longest absent
+    step(drafter, {"r0": [0, 0, 0]})  # r0 is back, so r1 is now the longest absent
     step(drafter, {"new": [7, 7]})
     usage = drafter.usage()
     assert (usage.live_requests, usage.evictions) == (20, 1)

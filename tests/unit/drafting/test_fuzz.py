@@ -2,8 +2,8 @@
 
 A draft from the request's own text must follow the longest suffix that had a successor, or the next
 shorter one (`automaton/continuations.py`). A draft from other sources must occur in a known text.
-All rows keep to one budget. SAM_FUZZ_SECONDS sets the time, SAM_FUZZ_SEED the first seed. A failure
-names its seed.
+All rows keep to one budget. SAM_FUZZ_SECONDS is the time, SAM_FUZZ_SEED is the first seed. A
+failure names its seed.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from tests.unit.drafting.texts import drive
 MAX_ROWS = 6
 SHORT, LONG = 160, 2_500  # tokens of a text; a block holds 512
 LARGEST_TOKEN = UNKNOWN_VOCABULARY - 1
-STEPS = 60  # of one drafter
+STEPS = 60  # steps of each drafter
 GROUPS = 3
 SHAPES = ("chain",), ("chain",), ("tree",), ("chain", "tree")
 SECONDS, SEED = (int(os.environ.get(f"SAM_FUZZ_{name}", least)) for name, least in
@@ -36,7 +36,7 @@ HEARD = 0.3
 
 
 class OwnText:
-    """The allowed drafts from a growing text.
+    """Tells which drafts a growing text allows.
 
     Attributes:
         run: int[end], number of tokens before each end that equal the tokens at the text's end.
@@ -60,9 +60,7 @@ class OwnText:
         return np.where(self._array[:n] == token, run[:n] + 1, 0)
 
     def allows(self, draft: list[int], count: int, whole: bool) -> bool:
-        """Return whether a draft is allowed; if `whole`, it must be as long as possible, up to
-        `count`.
-        """
+        """Return whether a draft is allowed and, if `whole`, as long as possible up to `count`."""
         n, run = len(self.tokens), self.run.copy()
         for token in draft:
             longest = run[:n].max(initial=0)
@@ -108,7 +106,7 @@ class Fuzz:
         self._longest = int(rng.choice([SHORT, SHORT, SHORT, LONG]))
         self._adaptive = bool(rng.random() < 0.3)
         self._others = bool(rng.random() < 0.5)
-        self._pairs: set[tuple[int, int]] = set()  # neighbours in texts of others
+        self._pairs: set[tuple[int, int]] = set()  # neighbouring tokens of other texts
         alphabet = int(rng.choice([1, 2, 3, 10, 1000]))
         self._ids = rng.integers(0, LARGEST_TOKEN, alphabet, endpoint=True).astype(np.int32)
         self._ids[rng.integers(alphabet)] = rng.choice([0, LARGEST_TOKEN])
@@ -133,8 +131,8 @@ class Fuzz:
         self._retired: list[str] = []
         self._made, self._train_step = 0, 0
         self._told: Counter[str] = Counter()  # tokens of this engine's responses
-        self._heard: Counter[str] = Counter()  # of other engines'
-        self._heard_last: dict[str, np.ndarray] = {}  # the last token of each
+        self._heard: Counter[str] = Counter()  # tokens of other engines' responses
+        self._heard_last: dict[str, np.ndarray] = {}  # the last token of each of these responses
         self._damaged = 0
         self.judged = 0
 
@@ -198,7 +196,7 @@ class Fuzz:
     def _piece(self) -> tuple:
         rng = self._rng
         name = f"other/{self._train_step}/{rng.integers(6)}"
-        start = self._heard[name] + int(rng.random() < 0.05)  # a token is lost
+        start = self._heard[name] + int(rng.random() < 0.05)  # now and then a token is lost
         if start >= self._longest:
             start = 0
         tokens = make_text(rng, self._ids, self._longest)[: rng.integers(0, self._longest - start)]
@@ -229,7 +227,7 @@ class Fuzz:
             text = make_text(self._rng, self._ids, self._longest)
             known = int(self._rng.integers(1, self._longest // 4))
             self._live.append(Request(name, text, known))
-            if self._rng.random() < 0.9:  # the others have no identity
+            if self._rng.random() < 0.9:  # the other requests have no identity
                 group = str(self._rng.integers(GROUPS))
                 identity = RequestIdentity(group, 0, self._train_step, TRAIN_SPLIT, key=0)
                 self._drafter.admit(name, identity)

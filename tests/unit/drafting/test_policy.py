@@ -18,7 +18,7 @@ from sam_rollout.drafting.policy import DraftPolicy
 from tests.unit.drafting.texts import int32, rows_of
 
 K, MAX_ROWS = 8, 4
-SAID = (CERTAIN, 300, 600, 100)  # how certain the drafts of each source are
+SAID = (CERTAIN, 300, 600, 100)  # how certain each source says that its drafts are
 Votes = list[tuple[int, int, tuple]]  # token, source, class
 
 
@@ -26,9 +26,9 @@ class Reference:
     def __init__(self, least: float = 0.0) -> None:
         self.least = least
         self.shares = defaultdict(lambda: [vote_rule._FIRST_WEIGHT, None])  # class -> votes, right
-        self.chances = defaultdict(lambda: [0, 0])  # of classes and of sums: drafted, right
-        self.before = [0] * MAX_ROWS  # accepted of the last draft
-        self.flight = [[]] * MAX_ROWS  # of each drawn token: votes, class, chance
+        self.chances = defaultdict(lambda: [0, 0])  # class or its sum -> drafted, right
+        self.before = [0] * MAX_ROWS  # accepted tokens of each row's last draft
+        self.flight = [[]] * MAX_ROWS  # for each token in flight: votes, class, chance
 
     def weight(self, class_: tuple) -> float:
         return -math.log1p(-min(self.share(class_), vote_rule._LARGEST_SHARE))
@@ -222,7 +222,7 @@ def trained(policy, right, times=400, **options):
 @pytest.mark.parametrize(
     ("policy", "times", "right", "k"),
     [
-        ("confidence", 0, 0, K),  # without experience like fixed
+        ("confidence", 0, 0, K),  # without experience it drafts like "fixed"
         ("confidence", 400, 0, 0),
         ("confidence", 400, 1, 1),
         ("confidence", 400, 3, 3),

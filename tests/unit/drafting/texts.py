@@ -38,13 +38,13 @@ def drive(drafter, request_ids, token_ids, num_tokens, eligible=None, gate_open=
 
 
 def step(drafter, texts, *, gate_open=True):
-    """Run one engine step; `texts` maps request ids to their known tokens, the result to drafts."""
+    """Run one engine step on `texts`, known tokens by request id; return drafts by request id."""
     batch = drive(drafter, list(texts), *rows_of(texts.values()), gate_open=gate_open)
     return dict(zip(texts, batch.to_lists(), strict=True))
 
 
 def enter(drafter, name, who, text):
-    """Admit a request, if it has an identity; return its draft in a step without others."""
+    """Admit a request, if it has an identity; return its draft in a step without other requests."""
     if who:
         drafter.admit(name, who)
     return step(drafter, {name: text})[name]

@@ -1,4 +1,4 @@
-"""Gates of engines that exchange reports at the start of every step."""
+"""Makes gates for engines that exchange reports at the start of every step."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,7 +10,7 @@ from tests.unit.gating.steps import decode
 
 
 class Table:
-    """Keeps the reports of a group's ranks; `exchange` returns them."""
+    """Keeps the reports of a group's ranks; `exchange` hands them out."""
 
     def __init__(self, ranks: int) -> None:
         self.laid_down = [IDLE] * ranks
@@ -35,14 +35,14 @@ class Seat:
 
 
 class Group:
-    """Gates of a group; `make` makes a rank's gate from its exchange."""
+    """The gates of a group; `make` makes a rank's gate, which exchanges through the rank's seat."""
 
     def __init__(self, make: Callable[[Seat], GuardedGate], ranks: int) -> None:
         self.table = Table(ranks)
         self.gates = [make(Seat(self.table, rank)) for rank in range(ranks)]
 
     def step(self, rows: Sequence[int]) -> list[int | None]:
-        """Return budgets after a step of `rows[i]` requests in engine i; None is a dummy batch."""
+        """Return budgets after a step with `rows[i]` requests in engine i; None: a dummy batch."""
         self.table.exchange()
         return [
             gate.next_budget(decode(count)) if count else None

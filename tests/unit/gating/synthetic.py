@@ -1,4 +1,4 @@
-"""Simulated engines with known step times and acceptance, for comparing gates."""
+"""Simulates engines with known step times and acceptance, in order to compare gates."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ def compute_bound(rows: int, tokens: int, context: int) -> float:
 
 
 def tail(requests: int, shortest: float) -> np.ndarray:
-    """Lengths of responses, of which the longest is 16 times as long as the shortest."""
+    """Return lengths of responses; the longest is 16 times as long as the shortest."""
     return np.linspace(1, 4, requests) ** 2 * shortest
 
 
@@ -35,10 +35,10 @@ class SyntheticEngines:
     """Engines that decode rounds of requests, and wait for each other in every step.
 
     Attributes:
-        seconds: Time of a step by requests, scored tokens and context tokens.
-        acceptance: Chance that a draft token is accepted if the earlier ones are, by the number of
-            running requests and the seconds since the start. The drafter knows this chance.
-        fulfilled: True chance divided by `acceptance`.
+        seconds: Maps requests, scored tokens and context tokens to the time of a step.
+        acceptance: Maps running requests and seconds since the start to the chance that a draft
+            token is accepted if the earlier ones are. The drafter knows this chance.
+        fulfilled: The true chance divided by `acceptance`.
         lengths: Lengths of the responses of each engine.
         drafting: Share of requests for which there is a draft.
         noise: Relative standard deviation of a step's time.
@@ -58,7 +58,7 @@ class SyntheticEngines:
     whole: bool = False
 
     def run(self, *gates: Gate, rounds: int, seed: int = 0, exchange=lambda: None) -> float:
-        """Run `rounds` rounds, each engine with a gate; return seconds per token, pauses left out.
+        """Run `rounds` rounds with a gate for each engine; return seconds per token without pauses.
 
         Raises:
             AssertionError: Two engines decided differently in a step.
@@ -108,7 +108,7 @@ def _chances(chance: float) -> tuple[np.ndarray, np.ndarray]:
 class _Engine:
     def __init__(self, left: np.ndarray, wishes: list[bool]) -> None:
         self.left = left  # tokens that each request still needs
-        self.wishes = wishes  # by step, whether the gate wanted drafts
+        self.wishes = wishes  # whether the gate wanted drafts, step by step
         self._texts = np.full(len(left), 100, np.int32)
         self._drafts = np.zeros(len(left), np.int32)
         self._matched = np.zeros(len(left), bool)
@@ -142,7 +142,7 @@ class _Engine:
     def _offered(self, right: np.ndarray) -> Offered:
         chances, classes = _chances(self._chance)
         place = np.arange(K)
-        judged = (place <= self._drafts[:, None]) & self._matched[:, None]  # one is held back
+        judged = (place <= self._drafts[:, None]) & self._matched[:, None]  # and a token held back
         asked = judged.sum(axis=0)
         kept = (judged & (place < right[:, None])).sum(axis=0)
         told = np.array([np.full(K, self._matched.sum()), asked, kept, asked * chances])

@@ -47,7 +47,7 @@ def test_an_engine_without_requests_is_not_asked():
     after = [group.step([0, 2]) for _ in range(4)]
     assert after == [[None, 0], [None, 0], [None, 8], [None, 8]]
     joined = [group.step([16, 2]) for _ in range(3)]
-    assert joined == [[8, 8], [1, 1], [1, 1]], "it takes over what the others do"
+    assert joined == [[8, 8], [1, 1], [1, 1]], "it takes over the budget of the others"
 
 
 @pytest.mark.parametrize("kind", [{"kind": "threshold", "threshold": 4}, schedule()])

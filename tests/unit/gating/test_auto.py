@@ -65,7 +65,7 @@ def test_what_there_is_no_room_for_is_done_when_there_is():
     rows, sampled = 4, np.ones(4, np.int32)
     for step in range(8):
         gate.observe(engine_step(step * 5_000_000, sampled, 0 * sampled, 100 + step * sampled))
-        assert gate.budget(rows, room=step >= 6) == K, "it wishes to draft, step by step"
+        assert gate.budget(rows, room=step >= 6) == K, "it wants drafts even without room"
         assert not gate.is_trial
     report = gate.drain()
     assert (report["gate/open_steps"], report["gate/trials"]) == (2, 0)
@@ -173,7 +173,7 @@ def test_what_fills_steps_up_belongs_to_their_time():
         step = engine_step(number * 1_000_000, ones, 0 * ones, (10 + number) * ones)
         filled = step.verified._replace(filling=K * ones)
         told = np.zeros((4, len(CHANCES)))
-        told[:3, 4], told[3, 4] = rows, 0.55 * rows  # one token of 0.5 for each request
+        told[:3, 4], told[3, 4] = rows, 0.55 * rows  # each request: a token of chance 0.5
         offered = Offered(rows, told) if gate._budget else None
         gate.observe(step._replace(verified=filled, offered=offered))
         verdicts.append(gate.budget(rows, whole=True))
@@ -203,7 +203,7 @@ feed.now, feed.texts = 0.0, 10
     [
         {"same_batch": False},
         {"sampled": np.array([1, 1, 1, 0], np.int32)},  # a prompt that is still computed
-        {"num_tokens": np.full(4, 9_999, np.int32)},  # steps without a call between them
+        {"num_tokens": np.full(4, 9_999, np.int32)},  # steps that the gate did not see
         {"now_ns": 1 << 60},  # a pause
     ],
     ids=["other requests", "prompt", "steps not seen", "pause"],

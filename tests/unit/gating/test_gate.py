@@ -67,8 +67,8 @@ def test_a_gate_that_fails_is_closed_warned_of_once_and_counted(caplog):
         assert [gate.next_budget(decode(2)) for _ in range(5)] == [0] * 5
     assert len(caplog.records) == 1
     assert broken.asked == 2
-    assert gate.drain() == {"gate/trials": 7, "gate/failures": 1}, "with what it did before"
-    assert gate.drain() == {"gate/failures": 0}, "a failure is told once"
+    assert gate.drain() == {"gate/trials": 7, "gate/failures": 1}, "trials from before it failed"
+    assert gate.drain() == {"gate/failures": 0}, "a failure is reported once"
 
 
 def test_a_gate_that_only_cannot_report_decides_on(monkeypatch, caplog):

@@ -11,7 +11,7 @@ from tests.unit.gating.steps import engine_step
 
 K, EXPLORATION = 16, 0.005
 CHAIN, TREE = 0, 1
-# Chances of a request's draft tokens, by shape. A tree has more tokens than the chain.
+# Chances of a request's draft tokens in each shape. A tree has more tokens than the chain.
 ALONE = 0.6 ** np.arange(1, K + 1)
 BESIDE = np.array([0.2, 0.12, 0.12, 0.08, 0.07, 0.07, 0.04, 0.04])
 OFFERS = ALONE, np.sort(np.concatenate([ALONE[:8], BESIDE]))[::-1]
@@ -37,12 +37,12 @@ class Engine:
     """Decodes the same requests forever.
 
     Attributes:
-        seconds: Time of a step, by scored tokens and shape.
-        rows: Number of requests; the first ones may have drafts.
-        may: Share of requests that may have drafts of each shape.
+        seconds: Maps scored tokens and a shape to the time of a step.
+        rows: Number of requests, of which the first ones may have drafts (see `may`).
+        may: For each shape, the share of requests that may have drafts of this shape.
         heard: Shapes of which the gate gets offers.
         shapes: Shape of the drafts of each step, or None.
-        chosen: The same for the steps that were no trials.
+        chosen: Like `shapes`, but without the steps that were trials.
     """
 
     def __init__(self, seconds, rows=8, noise=0.0, offers=OFFERS, may=(1.0, 1.0)) -> None:
@@ -52,7 +52,7 @@ class Engine:
         self.shapes: list[int | None] = []
         self.chosen: list[int | None] = []
         self._random = np.random.default_rng(0)
-        self._context = 100 * rows  # of all requests
+        self._context = 100 * rows  # tokens of all requests
         self._drafted, self._each, self._step = np.zeros(rows, np.int32), 0, None
         self.passed_s = 0.0
 
@@ -74,13 +74,13 @@ class Engine:
 
     def _observe(self) -> None:
         shape, _ = self._step or (CHAIN, 0.0)
-        rows = len(self._drafted)  # of the step, which was decided for them
+        rows = len(self._drafted)  # requests of the step that ends
         seconds = self.seconds(rows + int(self._drafted.sum()), shape)
         seconds *= max(0.2, 1 + self.noise * self._random.standard_normal())
         offered, right = None, np.zeros(rows, int)
         if self._step is not None:
             chances = self.offers[shape]
-            asked = min(self._each + 1, K)  # one is held back
+            asked = min(self._each + 1, K)  # the drafts, and one token held back
             proved = self._random.random((rows, K)) < chances
             drafting = np.count_nonzero(self._drafted) if self._each else self._drafting(shape)
             proved[drafting:] = False
@@ -189,7 +189,7 @@ def test_a_series_of_trials_ends_where_nothing_is_heard_of_it():
 
 
 def test_a_series_of_trials_is_dropped_where_another_load_changed_the_shape():
-    """The first series tries trees; the next one tries chains, and must not use its offers."""
+    """The first series tries trees; the next one tries chains, and must not use offers of trees."""
     sure = np.ones(K)
     engine = Engine(lambda tokens, shape: 20e-3, rows=2, offers=(sure, sure))
     while engine.shapes.count(TREE) < 40:  # the second series is under way
@@ -205,7 +205,7 @@ def test_trials_are_as_rare_where_the_number_of_requests_goes_up_and_down():
     engine = Engine(linear)
     engine.run(1000)
     for turn in range(100):
-        engine.rows = 7 + turn % 2  # another octave each time
+        engine.rows = 7 + turn % 2  # 7 and 8 are in different octaves
         engine.run(20)
     assert engine.share_of(TREE, 2000) < 0.05
 
@@ -224,7 +224,7 @@ def test_what_chains_offer_is_not_forgotten_while_trees_are_drafted():
     engine = Engine(flat)
     engine.run(1500)
     assert engine.share_of(TREE, 1000) > 0.97
-    assert engine.shapes[-1000:].count(None) < 10, "hardly a step looks for chains"
+    assert engine.shapes[-1000:].count(None) < 10, "few steps only look at what chains offer"
 
 
 BETTER = np.sort(np.concatenate([ALONE[:8], np.full(8, 0.5)]))[::-1]

@@ -62,9 +62,9 @@ def make_head(model_config):
 
 @pytest.fixture
 def write(tmp_path, model_config):
-    """Write a head's folder; with `rows`, the head has an output matrix of its own.
+    """Return a function that writes a head's folder.
 
-    This matrix has `rows` rows, for the tokens from 3 on.
+    With `rows`, the head has its own output matrix of so many rows, for the tokens from 3 on.
     """
 
     def write(rows=None, **changes):

@@ -78,7 +78,7 @@ def test_the_newest_windows_are_kept():
     assert [float(s.states[0, 0]) for s in buffer.samples] == [1, 2, 3]
     assert [float(s.states[0, 0]) for s in buffer.take_fresh()] == [2, 3]
     buffer.add(sample(n) for n in range(9))
-    assert len(buffer.take_fresh()) == 3  # no more than there are
+    assert len(buffer.take_fresh()) == 3  # the buffer holds only three
 
 
 def test_it_learns_from_what_comes(online, policy, samples):
@@ -105,7 +105,7 @@ def test_new_texts_are_drafted_over_before_they_are_learned_from(online, policy,
     first = learn(head, policy)
     assert first["length"] == first["first_length"]
     again = learn(head, policy)
-    assert again["updates"] > 0 and "length" not in again  # nothing new
+    assert again["updates"] > 0 and "length" not in again  # there are no new texts
 
 
 def test_the_time_it_may_take_is_kept(online, policy, samples):
@@ -118,9 +118,10 @@ def test_the_time_it_may_take_is_kept(online, policy, samples):
         spent += found["time_s"]
         updates.append(found["updates"])
         tested += "length" in found
-        assert spent < step * share + 12 * TICK_S  # what the first step does not know yet
-    assert sum(updates) > 10 and 0 in updates  # most steps have too little time
-    assert 20 < tested < 80  # many lack the time even for a test
+        # 12 ticks of tolerance: the first step does not know yet how long a test and an update take
+        assert spent < step * share + 12 * TICK_S
+    assert sum(updates) > 10 and 0 in updates  # most steps have too little time for updates
+    assert 20 < tested < 80  # many steps lack the time even for a test
     assert spent > 80 * share
 
 
@@ -181,7 +182,7 @@ def _learn_together(rank, policy, first_head, samples):
 
     def attempt(mine, kind=None, broken="", breaking=None):
         trainable = copy.deepcopy(first_head)
-        if rank:  # others may have begun elsewhere: the first one's weights hold
+        if rank:  # this process has other weights; those of the first process replace them
             torch.nn.init.zeros_(trainable.head.fc.weight)
         online = OnlineHead(trainable, 2, SETTINGS, peers)
         online.buffer.add(mine)
@@ -208,7 +209,7 @@ def test_processes_keep_one_head_and_fail_together(matrices, trainable, samples)
         assert first[1]["failures"] == second[1]["failures"] == (number > 1)
         assert first[1].get("updates") == second[1].get("updates")
         assert first[1].get("length") == second[1].get("length")
-        if number < 5:  # in the last, nothing was taken over yet
+        if number < 5:  # the last attempt fails before it takes over the first process's weights
             assert (first[0] == second[0]).all()
     assert whole[1]["updates"] > 0
     assert lonely[1]["updates"] == 0 and lonely[1]["length"] > 0

@@ -31,7 +31,7 @@ def test_hidden_states_are_those_of_the_layers(policy, traces, samples):
     trace, sample = traces[3], samples[3]
     with torch.no_grad():
         out = policy.model(torch.tensor(trace.tokens)[None].long(), output_hidden_states=True)
-    near = {"atol": 0.05, "rtol": 0.02}  # bfloat16
+    near = {"atol": 0.05, "rtol": 0.02}  # states are in bfloat16
     expected = torch.cat([out.hidden_states[layer][0] for layer in (2, 3, 4)], -1)
     torch.testing.assert_close(sample.states.float(), expected, **near)
     torch.testing.assert_close(sample.last.float() @ policy.output.T, out.logits[0], **near)
@@ -51,7 +51,7 @@ def test_targets_are_what_the_policy_says_of_the_drafted_token(policy, traces, s
     with torch.no_grad():
         logits = policy.model(torch.tensor(trace.tokens)[None].long()).logits[0]
     steps = list(Learner(make_head(), policy, 3).unrolled([samples[0]]))
-    first, total = len(trace.prompt), len(trace.tokens)  # the first response token is no draft
+    first, total = len(trace.prompt), len(trace.tokens)  # the first response token is never drafted
     for step in steps:
         places = range(first + 1 + step.number, total)
         assert step.tokens.tolist() == trace.tokens[first + 1 + step.number :].tolist()
@@ -167,7 +167,7 @@ def test_the_command_trains_one_head_in_processes_of_torchrun(tmp_path, model_fo
     try:
         said, _ = launcher.communicate(timeout=180)
     finally:
-        launcher.terminate()  # torchrun then ends the others
+        launcher.terminate()  # torchrun then ends its processes
         launcher.wait()
     assert launcher.returncode == 0, said
     assert said.count("acceptance length is") == 1

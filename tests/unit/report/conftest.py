@@ -1,4 +1,4 @@
-"""Run folders as a run makes them: with given metrics, or whole synthetic runs."""
+"""Makes run folders like those of a run: with given metrics, or with a whole synthetic run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -65,7 +65,7 @@ def make_run(tmp_path) -> MakeRun:
 class Synthetic:
     """A made-up run, with the rollout of every step.
 
-    `seed` fixes prompts and texts, `noise_seed` the times. `update_s` is the time outside the
+    `seed` fixes prompts and texts; `noise_seed` fixes times. `update_s` is the time outside the
     rollout. The first step's engine steps take `warm_up` times as long.
     """
 
@@ -80,7 +80,7 @@ class Synthetic:
     noise: float = 0.02
     traces: bool = True
     warm_up: float = 1.0
-    fields: dict[str, Any] = field(default_factory=dict)  # of RunInfo
+    fields: dict[str, Any] = field(default_factory=dict)  # fields of RunInfo
 
     def write(self, path: Path) -> Path:
         folder = RunFolder(path)
@@ -177,7 +177,7 @@ def pair(synthetic) -> tuple[Path, Path]:
 
 @pytest.fixture
 def pairs(synthetic) -> Callable[..., tuple[list[Path], list[Path]]]:
-    """pairs(seeds, **fields) -> paths of both sides, a run of each seed."""
+    """pairs(seeds, **fields) -> paths of both sides, with one run for each seed."""
 
     def make(seeds: Any, **fields: Any) -> tuple[list[Path], list[Path]]:
         def run(name: str, seed: int) -> Path:

@@ -30,7 +30,7 @@ def test_truncated_parquet_costs_that_file_only(pair):
     assert sum("0-002.parquet: unreadable, left out" in text for text in told) == len(told) == 3
     (pair,) = comparison.lossless.pairs
     assert (pair.identical, pair.matched, pair.unmatched) == (80, 80, 0)
-    assert comparison.time("rollout").steps == 6  # its metrics are whole
+    assert comparison.time("rollout").steps == 6  # the metrics of all steps are there
 
 
 @pytest.mark.parametrize(

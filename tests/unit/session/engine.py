@@ -1,4 +1,4 @@
-"""Makes an engine's calls of a session, without a model; a test sets the tokens."""
+"""Calls a session as an engine does, but without a model; a test sets the tokens."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from tests.unit.drafting.texts import int32, rows_of
 K, MAX_ROWS, MAX_LENGTH = 3, 4, 64
 THRESHOLD = 2
 PERIOD = [5, 6, 7, 8]
-START = PERIOD * 2 + PERIOD[:1]  # of every request that is not given another text
+START = PERIOD * 2 + PERIOD[:1]  # text of every request that is not given another one
 
 
 def next_of_period(text: Sequence[int], count: int = K) -> list[int]:
@@ -47,7 +47,7 @@ class Engine:
         self.identities: dict[str, RequestIdentity] = {}
         self.without: set[str] = set()
         self.chains_only: set[str] = set()
-        self.room = True  # for drafts, in the next step
+        self.room = True  # the next step has room for drafts
         self.whole = False  # the next step is prepared, with K places for each request
         self.add(*names)
         limits, asked = Limits(MAX_ROWS, MAX_LENGTH), EngineHooks(**hooks)

@@ -79,10 +79,10 @@ def test_a_gate_that_measures_is_told_what_was_offered_to_the_same_batch():
     engine = Engine("a", "b", "c", gate=GateConfig("auto"))
     gate = on_record(engine)
     engine.step("a", "b")
-    engine.step("a", "b", sampled=1 + K)  # all that was offered was right
-    engine.go_on({"a": [99], "b": [99]})  # and all of this was wrong
+    engine.step("a", "b", sampled=1 + K)  # all offered tokens were right
+    engine.go_on({"a": [99], "b": [99]})  # all offered tokens were wrong
     engine.step("a", "c")
-    gate.given = 0  # nothing is looked for
+    gate.given = 0  # the gate looks for no drafts
     engine.step("a", "c")
     engine.step("a", "c")
     offered = [step.offered for step in gate.seen]
@@ -117,7 +117,7 @@ def test_without_room_nothing_is_drafted_or_filled_up_and_all_is_read():
     engine = Engine("a", "b", "c", pad_drafts="always")
     engine.room = False
     assert engine.step("a", "b", "c") == [[], [], []]
-    assert engine.session.wants_drafts, "to be filled up"
+    assert engine.session.wants_drafts, "the next step is to be filled up"
     engine = Engine("a", "b")
     engine.room = False
     assert engine.step("a", "b") == [[], []]
@@ -126,7 +126,7 @@ def test_without_room_nothing_is_drafted_or_filled_up_and_all_is_read():
     assert engine.step("a", "b") == [next_of_period(engine.texts["a"])] * 2
     engine.add("c")
     engine.step("a", "b", "c")
-    assert not engine.session.wants_drafts, "more than the threshold"
+    assert not engine.session.wants_drafts, "more requests than the threshold"
     assert engine.counter("catch_up_tokens") == sum(map(len, engine.texts.values()))
 
 
@@ -141,7 +141,7 @@ def test_places_that_are_scheduled_are_drafted_before_the_gate_is_asked():
         assert engine.step("a", sampled=1 + step) == [next_of_period(engine.texts["a"])]
         assert len(gate.seen) == step
         engine.session.settle()
-        engine.session.settle()  # once is enough
+        engine.session.settle()  # the second call does nothing
         assert len(gate.seen) == step + 1
     assert [one.verified.accepted.tolist() for one in gate.seen] == [[0], [1], [2]]
     steps = engine.drain()["steps"]
@@ -178,7 +178,7 @@ def test_drafts_that_the_gate_did_not_want_are_told_it_as_wasted():
     gate = on_record(engine)
     engine.step("a", "b")
     engine.whole, gate.given = True, 0
-    for is_drafted in (True, False):  # scheduled when the gate was open; filled, not drafted
+    for is_drafted in (True, False):  # drafted while the gate was open, then only filled up
         drafts, *_ = engine.step("a", "b", "c")
         text = engine.texts["a"]
         assert drafts == (next_of_period(text) if is_drafted else text[-1:] * K)
@@ -237,7 +237,7 @@ def test_a_failure_ends_drafting_and_nothing_else(call, pad_drafts, monkeypatch,
     assert "a" in drained["requests"]
     later = engine.drain()
     assert later["counters"]["draft/failures"] == 0, "it is counted once"
-    assert later["requests"] == {}, "whoever ran when it failed is told once"
+    assert later["requests"] == {}, "requests are reported once after a failure"
     assert not any(later["steps"].values())
 
 
@@ -268,7 +268,7 @@ def test_an_exchange_that_fails_is_counted_named_once_and_tried_again(monkeypatc
 
 
 def test_drafting_goes_on_without_records(caplog):
-    times = iter([1.0])  # then it raises
+    times = iter([1.0])  # the second call raises
     engine = Engine("a", sampler_us=lambda: next(times))
     engine.step("a")
     with caplog.at_level(logging.WARNING, logger=LOGGER):
@@ -288,7 +288,7 @@ def holders_of(root: object, word: str) -> list[object]:
     seen, found, todo = {id(root)}, [], [root]
     while todo:
         one = todo.pop()
-        keys = list(one) if isinstance(one, dict) else []  # the collector passes texts over
+        keys = list(one) if isinstance(one, dict) else []  # gc leaves out keys that are texts
         for part in [*keys, *gc.get_referents(one)]:
             if isinstance(part, str) and word in part:
                 found.append(one)
@@ -325,7 +325,7 @@ def test_without_recording_nothing_piles_up():
         engine.texts.clear()
         engine.add_siblings(PERIOD[: 1 + number % 4], f"r{number}", step=number)
         engine.step(f"r{number}")
-    assert engine.session.drafter.levels()["draft/prompt_groups"] == 1, "ended with its batch"
+    assert engine.session.drafter.levels()["draft/prompt_groups"] == 1, "the last group is left"
     drained = engine.drain()
     assert (drained["steps"]["noted_s"], list(drained["requests"])) == ([], ["r19"])
 

@@ -1,7 +1,7 @@
-"""Memory of a device, compared with the published figures for Qwen3-235B-A22B.
+"""Compares the memory of a device with the published figures for Qwen3-235B-A22B.
 
 Source: cann-recipes-train, docs/llm_rl/qwen3_235B_32k_longseq_rl_train_optimization.md, sections
-2.1 and 3.1. A GB there is 2**30 bytes.
+2.1 and 3.1. In this source, a GB is 2**30 bytes.
 """
 
 import dataclasses

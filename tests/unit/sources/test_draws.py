@@ -39,7 +39,7 @@ def draft(drafter, texts, heard=None):
 def test_draws_behind_the_first_wrong_token_are_drafted_by_position():
     drafter = make_drafter()
     assert draft(drafter, {"a": [1, 2]}) == [[]]
-    # 3 is right and 9 is wrong. 4 is sampled instead of 9; 5 and 6 are drawn behind it.
+    # 3 is right and 9 is wrong. 4 is sampled instead of 9; 5 and 6 are drawn after 9 and 8.
     heard = scored(("a", [1, 2], [3, 9, 8], [3, 4, 5, 6]))
     assert draft(drafter, {"a": [1, 2, 3, 4]}, heard) == [[5, 6]]
     assert draft(drafter, {"a": [1, 2, 3, 4, 5]}) == [[6]]
@@ -99,6 +99,6 @@ def test_tokens_that_were_not_drawn_are_passed_over():
     drafter = make_drafter()
     heard = scored(("a", [1], [9, 9, 9], [2, -1, 3, VOCABULARY]))
     assert draft(drafter, {"a": [1, 2]}, heard) == [[]]
-    assert draft(drafter, {"a": [1, 2, 5]}) == [[3]], "and one outside the vocabulary ends a draft"
+    assert draft(drafter, {"a": [1, 2, 5]}) == [[3]], "a token outside the vocabulary ends a draft"
     drafter.hear(Scored(["a"], int32(1), int32(1), int32(1), int32(-1), int32(2), None))
     assert drafter.counters()["draft/draws_positions"] == 4

@@ -113,7 +113,7 @@ def test_no_engine_step_waits_for_the_disk_and_live_requests_move_bit_by_bit(tmp
     drafter = make_drafter(tmp_path, executor=executor)
     live = np.random.default_rng(0).permutation(1000).tolist()
     text = [*live, *live[20:24]]
-    assert enter(drafter, "b", identity(step=2), text) == live[24:27], "as without earlier ones"
+    assert enter(drafter, "b", identity(step=2), text) == live[24:27], "as without earlier steps"
     executor.work()
     step(drafter, {"b": text})
     for _ in range(12):
@@ -165,7 +165,7 @@ def test_siblings_that_ended_in_this_step_outlive_earlier_responses(tmp_path, el
     assert counter(drafter, "earlier_found") == 1
     for text in (ended, texts[2]):
         assert step(drafter, {"live": [*live, *text[50:54]]})["live"] == text[54:57]
-    for number in range(6):  # others need the memory
+    for number in range(6):  # other requests need the memory
         drafter.admit(f"r{number}", identity(f"h{number}", step=2))
         step(drafter, {f"r{number}": texts[4 + number][:3900], "live": live})
     for _ in range(9):
@@ -232,7 +232,7 @@ def test_a_failing_disk_costs_one_warning(tmp_path, monkeypatch, caplog, method)
     drafter.admit("e", identity(step=3))
     drafter.admit("f", identity(step=3, sibling=1))
     found = step(drafter, {"e": RESPONSE, "f": RESPONSE[:9]})
-    assert found["f"] == RESPONSE[9:12], "of the siblings"
+    assert found["f"] == RESPONSE[9:12], "drafted from the sibling's text"
     assert counter(drafter, "texts_failures") == 1
     assert [r.levelname for r in caplog.records] == ["WARNING"]
     assert "the rollout continues without" in caplog.text
@@ -247,7 +247,7 @@ def test_a_response_that_ended_beside_another_folder_is_kept_here_too(tmp_path):
     assert continued(drafter, "b", identity(step=2), RESPONSE[:9]) == RESPONSE[9:12]
     assert kept(tmp_path) == [PROMPT[-8:] + RESPONSE]
     assert counter(drafter, "heard_texts") == 1
-    assert counter(drafter, "shared_refused") == 2, "of validation, and not whole"
+    assert counter(drafter, "shared_refused") == 2, "one of validation, one that is not whole"
 
 
 @pytest.mark.parametrize("source", [{"run": {"when": "always"}}, {"prompt": {}}])

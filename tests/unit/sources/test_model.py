@@ -45,7 +45,7 @@ def test_drafts_are_handed_on_for_the_step_they_were_made_for():
     assert drafter.drafts([1], [2], [3]) == [[5, 6, 7], [8], []]
     assert drafter.drafts([1], [2], [3]) == [[], [], []], "a draft serves once"
     drafter.say([[5, 6]])
-    assert drafter.drafts([1], [2]) == [[], []], "nobody knows whose it is"
+    assert drafter.drafts([1], [2]) == [[], []], "a draft of one row for two requests"
     assert drafter.counters()["draft/model_tokens"] == 6
     assert drafter.counters()["draft/model_steps"] == 2
 

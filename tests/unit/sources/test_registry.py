@@ -1,4 +1,4 @@
-"""A new source needs one file only. The test's file is the example of CONTRIBUTING.md."""
+"""Tests that a new source needs one file only, here the example of CONTRIBUTING.md."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def toy() -> str:
 def found(tmp_path_factory) -> dict:
     folder = tmp_path_factory.mktemp("toy")
     package = Path(sam_rollout.__file__).parent
-    shutil.copytree(package, folder / "sam_rollout")  # with the kernels that are compiled beside it
+    shutil.copytree(package, folder / "sam_rollout")  # with the compiled kernels, which are inside
     (folder / "sam_rollout" / "sources" / "toy.py").write_text(toy())
     done = subprocess.run(
         [sys.executable, "-c", PROBE, str(ROOT / "docs" / "configuration.md")],

@@ -80,7 +80,7 @@ def test_old_text_of_a_run_goes_by_generations():
         ended(drafter, f"r{number}", text)
         assert drafter.usage().bytes <= 1 << 20
         assert counter(drafter, "run_evictions") == 0
-        if number >= 5:  # the newest are always there, with or without a change
+        if number >= 5:  # the newest texts give drafts, even if a successor has just taken over
             for old in (0, 3, 5):
                 start = texts[number - old][500:504]
                 expected = texts[number - old][504:507]
@@ -109,10 +109,10 @@ def test_live_requests_move_a_few_tokens_at_a_time_and_never_lose_their_drafts(m
     while automata(drafter) == 2:
         before = drafter.usage().catch_up_tokens
         assert step(drafter, {"live": text})["live"] == live[24:27]
-        assert drafter.usage().catch_up_tokens - before <= 204, "live, ended, new ones"
+        assert drafter.usage().catch_up_tokens - before <= 204, "of live, ended and new texts"
         steps += 1
     assert 9 <= steps <= 12, "1004 tokens"
-    assert step(drafter, {"live": text})["live"] == live[24:27], "from the successor"
+    assert step(drafter, {"live": text})["live"] == live[24:27], "drafted from the successor"
     for _ in range(12):
         step(drafter, {"live": text})
     assert continued(drafter, "a", [7, *text[50:54]]) == text[54:57], "others find it there"
@@ -141,7 +141,7 @@ def test_a_request_that_ends_or_pauses_on_its_way_leaves_nothing_behind(monkeypa
     assert drafter.usage().live_requests == 2
     for _ in range(12):
         step(drafter, {"stays": names["stays"]})
-    assert automata(drafter) == 2, "one that pauses has not moved"
+    assert automata(drafter) == 2, "the paused request has not moved"
     for _ in range(12):
         step(drafter, {"pauses": names["pauses"], "stays": names["stays"]})
     assert automata(drafter) == 1
@@ -160,7 +160,7 @@ def test_a_run_that_outgrows_its_memory_with_live_text_begins_anew():
         assert counter(drafter, "run_evictions") == life
         assert counter(drafter, "run_bytes") < 1000
         read = drafter.usage().catch_up_tokens
-        for _ in range(2):  # the live ones do without, and are not read again
+        for _ in range(2):  # live requests do without drafts, and are not read again
             drafts = step(drafter, {names[0]: text, f"{life}c": [1, 2, 3]})
             assert drafts[names[0]] == []
         assert drafter.usage().catch_up_tokens == read + 3
@@ -181,7 +181,7 @@ def test_a_successor_of_short_texts_is_no_larger_than_it_may_be(length):
             (group,) = source._groups.values()
             sizes.append(source.pool.nbytes_of_automaton(group.automaton) / limit)
     assert source.evictions == 0 and len(sizes) > 2
-    assert all(0.15 < size < 0.5 for size in sizes), "beside what it replaces"
+    assert all(0.15 < size < 0.5 for size in sizes), "both automata fit together"
 
 
 def test_a_run_that_is_resumed_begins_with_the_texts_of_the_one_before(tmp_path):
@@ -194,8 +194,8 @@ def test_a_run_that_is_resumed_begins_with_the_texts_of_the_one_before(tmp_path)
     again.wait()
     assert counter(again, "run_seeded_tokens") >= 600
     draft = {n: step(again, {"a": [7, 7, *texts[n][50:54]]})["a"] for n in range(4)}
-    assert [draft[n] for n in range(3)] == [texts[n][54:57] for n in range(3)], "it has moved"
-    assert draft[3] == [], "of the step that is sampled again"
+    assert [draft[n] for n in range(3)] == [texts[n][54:57] for n in range(3)], "a has moved"
+    assert draft[3] == [], "its step is sampled again"
     assert continued(again, "b", [7, *texts[2][60:64]], step=4) == texts[2][64:67]
     assert counter(again, "run_failures") == 0
 
@@ -252,7 +252,7 @@ def test_what_ends_while_a_successor_is_made_is_read_as_far_as_it_fits(count, le
         step(drafter, {"live": [7]})
     assert counter(drafter, "run_restarts") == 1 and counter(drafter, "run_evictions") == 0
     assert continued(drafter, "a", [7, *texts[-1][9:13]]) == texts[-1][13:16]
-    assert continued(drafter, "b", [7, *texts[0][9:13]]) == [], "the newest"
+    assert continued(drafter, "b", [7, *texts[0][9:13]]) == [], "only the newest texts fit"
 
 
 @pytest.mark.parametrize(("name", "section"), [("prompt", {}), ("run", {"when": "always"})])

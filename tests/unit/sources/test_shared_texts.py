@@ -39,7 +39,7 @@ def test_a_response_drafts_what_a_sibling_on_another_engine_is_writing():
     assert step(b, {"b": [9, 6, 2, 3]})["b"] == [4]
     step(a, {"a": [9, 1, 2, 3, 4, 5, 6]})
     told = pass_on(a, b)
-    assert told == [piece([5, 6], start=5, response="x/1")], "what is new, no more"
+    assert told == [piece([5, 6], start=5, response="x/1")], "only the new tokens"
     assert step(b, {"b": [9, 6, 2, 3]})["b"][:3] == [4, 5, 6]
     assert counter(b, "shared_tokens") == 7
     assert counter(b, "live_requests") == 1, "a text of another engine is no request"
@@ -157,7 +157,7 @@ def test_texts_of_others_that_wait_go_before_any_group():
         enter(b, name, identity(name), rng.integers(0, VOCABULARY, 500).tolist())
         b.finish([name])
     waiting = [piece(np.arange(WIDTH) % VOCABULARY, response=f"x/{place}") for place in range(8)]
-    b.exchange("y", waiting)  # an eighth of the memory
+    b.exchange("y", waiting)  # fills an eighth of the memory
     step(b, {"b": [9]})
     assert counter(b, "prompt_evictions") == 0
     assert counter(b, "shared_missed_tokens") == 8 * WIDTH
@@ -188,7 +188,7 @@ def test_a_place_is_free_again_when_the_end_of_its_text_is_lost():
     b.exchange("y", [piece([1, 2], response=f"x/{number}") for number in range(8)])
     step(b, {"b": [9]})
     for turn in range(SILENT_TURNS):
-        b.exchange("y", [piece([100 + turn], response="x/0", start=2 + turn)])  # one goes on
+        b.exchange("y", [piece([100 + turn], response="x/0", start=2 + turn)])  # one text goes on
         step(b, {"b": [9]})
     assert counter(b, "live_requests") == 1
     b.exchange("y", [piece([1, 2], response=f"x/{number}") for number in range(8, 16)])

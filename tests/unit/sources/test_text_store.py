@@ -105,7 +105,7 @@ def test_too_many_writers_are_told(tmp_path):
         writer.append("g", 0, tokens(1))
     assert len(segment_files(tmp_path)) == SEGMENTS - 1
     assert all(path.suffix == OPEN for path in segment_files(tmp_path))
-    writers[-1].append("g", 0, tokens(1))  # exactly full
+    writers[-1].append("g", 0, tokens(1))  # now there are SEGMENTS files
     with pytest.raises(OSError, match="engines write to one folder"):
         store(tmp_path, 64_000).append("g", 0, tokens(1))
 
@@ -165,7 +165,7 @@ def test_other_files_in_the_folder_are_left_alone(tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-SHARED_BYTES = 600_000  # of 740,000 that are written: neither writer's are all deleted
+SHARED_BYTES = 600_000  # of 740,000 that are written, so that each writer keeps some
 
 
 def _write_many(folder, name, count):
@@ -291,7 +291,7 @@ def test_segments_that_another_machine_deleted_cost_nothing(tmp_path, monkeypatc
         lambda self: {path.stem: path for path in ghosts.values()} | segments(self),
     )
     smaller = store(tmp_path, 64_000)
-    smaller._max_bytes = 5 * smaller._segment_bytes  # deletes, the ghosts first
+    smaller._max_bytes = 5 * smaller._segment_bytes  # so it deletes segments, the ghosts first
     smaller.append("g", 8, tokens(8))
     assert [r[0] for r in read(tmp_path, "g", max_bytes=64_000)] == [5, 6, 7, 8]
 

@@ -67,7 +67,7 @@ def metrics():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("engine/rollout_s", 5.0),  # replica 0
+        ("engine/rollout_s", 5.0),  # the time of replica 0, which is longer
         ("engine/steps", 7),
         ("engine/generation_tokens", 19),
         ("engine/tokens_per_s", 19 / 5),
@@ -159,7 +159,7 @@ def test_counters_are_summed_over_replicas_and_those_that_are_no_metric_left_out
     assert metrics["sam/draft/run_bytes"] == 16
     assert metrics["sam/draft/verify_context_4096"] == 10
     assert metrics["sam/draft/accepted_context_4096"] == 6
-    assert metrics["sam/draft/drafted_tokens"] == 0  # verified, of which there are no records
+    assert metrics["sam/draft/drafted_tokens"] == 0  # counted from records, of which there are none
     for unknown in ("drafter_steps", "bytes", "verify_context_0", "evictions"):
         assert f"sam/draft/{unknown}" not in metrics
 

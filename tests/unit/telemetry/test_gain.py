@@ -19,9 +19,9 @@ def seconds(tokens: int) -> float:
 
 
 def rollout(*, replica: int = 0, drafted: bool = True, lengths=LENGTHS, begin_s: float = 0.0):
-    """Engine steps and requests of one busy period.
+    """Return engine steps and requests of one busy period.
 
-    Every third row drafts two tokens, one of which is right.
+    In every step, every third row drafts two tokens, one of which is right.
     """
     left, now_s, steps = np.array(lengths) - 1, begin_s + 0.5, []
     steps.append(engine_step(replica=replica, time_s=now_s, duration_s=0.5, prompt_tokens=9))
@@ -127,5 +127,5 @@ def test_in_the_recorded_runs_it_lies_within_the_interval_of_the_pairs():
             found.append((step, n))
             assert abs(gain - pairs.mean()) < half, (step, n)
             assert abs(gain - pairs[n - 1]) < 0.2, (step, n)
-    # A step in which the last rows never went without drafts has no gain.
+    # Training steps whose last requests never went without drafts have no gain.
     assert len(found) >= 5

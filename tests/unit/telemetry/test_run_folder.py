@@ -43,7 +43,7 @@ def folder(tmp_path):
 
 def test_numbers_go_on_and_nothing_is_overwritten(folder):
     paths = [folder.write("engine_steps", 3, steps_at((step, 1.0))) for step in (1, 2)]
-    folder.write("engine_steps", 13, steps_at((1, 1.0)))  # another replica, other numbers
+    folder.write("engine_steps", 13, steps_at((1, 1.0)))  # each replica has its own numbers
     (folder.root / "engine_steps" / "3-041.parquet").write_bytes(paths[0].read_bytes())
     resumed = RunFolder(folder.path).write("engine_steps", 3, steps_at((3, 2.0)))
     assert [path.name for path in paths] == ["3-000.parquet", "3-001.parquet"]

@@ -151,8 +151,8 @@ def test_a_request_without_engine_steps_is_looked_for_since_the_last_drain(start
         (0.012, 0.004, True),
         (0.004, 0.012, True),
         (0.004, 0.0045, False),
-        (4e-6, 1e-7, False),  # rounding, whatever its ratio
-        (0.0, 0.0, False),  # the trainer took the rollout's probabilities over
+        (4e-6, 1e-7, False),  # rounding, whatever the ratio of the two
+        (0.0, 0.0, False),  # the trainer used the rollout's probabilities
         (0.5, None, False),  # no baseline, or none of this step
     ],
 )
@@ -170,7 +170,7 @@ def test_texts_that_differ_are_a_fault_unless_rounding_explains_it():
     silent = {"response_length/mean": 0.0}  # training steps without a comparison say nothing new
     rounding = silent | {identical: 0.75, ties: 1.0}
     fault = silent | {identical: 0.75, ties: 0.5}
-    unknown = silent | {identical: 0.5}  # no place was looked at
+    unknown = silent | {identical: 0.5}  # no difference was examined
     same = silent | {identical: 1.0}
     sentinel = Sentinel(SentinelConfig())
     steps = [same, rounding, unknown, fault, silent, fault, same, silent, fault]

@@ -24,7 +24,7 @@ def target(
 
 
 def gumbel_draws(probabilities: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    """Draw from probabilities, as ``draw_tokens`` does, with Gumbel noise."""
+    """Draw from probabilities like ``draw_tokens``, but with Gumbel noise."""
     return draw_gumbel(probabilities.log(), bits)
 
 
@@ -46,7 +46,7 @@ def assert_drawn_from(tokens: torch.Tensor, probabilities: torch.Tensor) -> None
     few = max(int((expected >= 8).sum()), 1)
     observed = torch.cat((observed[:few], observed[few:].sum()[None]))
     expected = torch.cat((expected[:few], expected[few:].sum()[None]))
-    if expected[-1] < 8:  # the rest belongs to the last full bin
+    if expected[-1] < 8:  # a rest this small joins the last full bin
         observed = torch.cat((observed[:-2], observed[-2:].sum()[None]))
         expected = torch.cat((expected[:-2], expected[-2:].sum()[None]))
     if len(expected) > 1:

@@ -159,7 +159,7 @@ def test_numbers_are_uniform_over_rows_and_over_tokens(family):
     numbers = uniforms(keys, positions, 1000)
     counts = torch.bincount((numbers * 1000).long().flatten(), minlength=1000)
     assert chisquare(counts.numpy()).pvalue > 1e-5
-    for tail in (1e-3, 1e-4, 1e-5):  # small ones decide between many tokens
+    for tail in (1e-3, 1e-4, 1e-5):  # small numbers decide among many tokens
         expected = tail * numbers.numel()
         assert abs(float((numbers < tail).sum()) - expected) < 4.5 * expected**0.5
     for mean, count in ((numbers.mean(dim=0), 1024), (numbers.mean(dim=1), 1000)):
@@ -185,7 +185,7 @@ def test_neighbouring_rows_and_tokens_are_independent(family, shift):
 @pytest.mark.parametrize("cut", [{}, {"top_p": 0.8}, {"top_k": 5}], ids=str)
 def test_a_drafter_agrees_as_often_as_its_distribution_allows(vocabulary, distance, cut):
     p, other = target(1, vocabulary, **cut)[0], target(1, vocabulary, seed=3)[0]
-    q = (p.log() + distance * other.log()).softmax(dim=0)  # of the same tokens
+    q = (p.log() + distance * other.log()).softmax(dim=0)  # has the same tokens as p
     rows, seeds = 4000, bits(4000)
     tokens = gumbel_draws(p.expand(rows, -1), seeds)
     agreed = float((tokens == gumbel_draws(q.expand(rows, -1), seeds)).double().mean())

@@ -84,7 +84,7 @@ def test_unlikely_drafts(way, vocabulary, likelihood):
 
 
 def test_a_draft_of_probability_zero_is_rejected_by_the_smallest_random_number():
-    """vllm-ascend accepts it when the number is exactly zero."""
+    """vllm-ascend accepts such a draft when the number is exactly zero."""
     probabilities = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
     layout, zero = layout_of(torch.tensor([1])), torch.zeros(2, dtype=torch.int64)
     output = verify_vectorised(layout, torch.tensor([0]), probabilities, zero, zero)

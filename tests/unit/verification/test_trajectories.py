@@ -5,7 +5,7 @@ from sam_rollout.verification import DraftLayout, draw_tokens, keyed_bits, verif
 from tests.unit.verification.distributions import gumbel_draws
 
 VOCABULARY, LENGTH, SEEDS = 50, 100, 20
-CONTEXT = 3  # tokens the toy model looks back
+CONTEXT = 3  # number of last tokens that the toy model reads
 MAX_K = 8
 
 TABLES = torch.randn(CONTEXT, VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(0))
@@ -19,7 +19,7 @@ def probabilities_after(text: list[int]) -> torch.Tensor:
 
 
 def write(draw, propose) -> tuple[list[list[int]], int]:
-    """Write all texts in one batch; returns them without their starts, and the steps it took."""
+    """Write all texts in one batch; return them without their starts, and the number of steps."""
     texts = [[seed % VOCABULARY] * CONTEXT for seed in range(SEEDS)]
     steps = 0
     while any(len(text) < CONTEXT + LENGTH for text in texts):

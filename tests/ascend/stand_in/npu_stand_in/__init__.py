@@ -1,1 +1,1 @@
-"""The parts of the stand-in for torch_npu; see torch_npu beside it."""
+"""Contains parts of the stand-in for torch_npu; see the package torch_npu beside this one."""

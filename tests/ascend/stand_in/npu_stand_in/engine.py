@@ -1,4 +1,4 @@
-"""Replacements for what vllm-ascend's engine needs from an NPU; its own Python code still runs."""
+"""Replaces what vllm-ascend's engine needs from an NPU; the engine's Python code still runs."""
 
 from collections import defaultdict
 
@@ -31,7 +31,7 @@ def compute_slot_mapping(
 
 
 def prepare():
-    """Install the replacements; call it before the engine is made."""
+    """Install the replacements; must be called before the engine is made."""
     for operator in operators.OPERATORS:
         setattr(torch_npu, operator.__name__, operator)
     torch.Tensor.npu = lambda self, *_args, **_kwargs: self
@@ -52,7 +52,7 @@ def prepare():
 
     from vllm_ascend.worker import block_table, worker
 
-    # It is called as kernel[grid](...).
+    # vllm-ascend calls this kernel as kernel[grid](...).
     block_table._compute_slot_mapping_kernel = defaultdict(lambda: compute_slot_mapping)
     initialize = worker.init_distributed_environment
 

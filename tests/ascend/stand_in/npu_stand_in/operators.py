@@ -39,7 +39,7 @@ def _npu_reshape_and_cache(key, value, key_cache, value_cache, slot_indices):
 
 
 def npu_fused_infer_attention_score(
-    query,  # [tokens, heads, head_size]; BSND: [requests, tokens of each, heads, head_size]
+    query,  # [tokens, heads, head_size]; BSND: [requests, tokens each, heads, head_size]
     key,  # paged: [blocks, block_size, ...]; otherwise [tokens, kv_heads, head_size]
     value,
     *,
@@ -92,7 +92,7 @@ def npu_fused_infer_attention_score(
 
 
 def npu_attention_update(lse, local_out, update_type):
-    """Weigh results [rows, head_size] by their log-sum-exps [rows]."""
+    """Add up partial results [rows, head_size], weighted by their log-sum-exps [rows]."""
     assert update_type == 0
     assert all(t.dtype == torch.float32 and t.is_contiguous() for t in (*lse, *local_out))
     weights = torch.stack(list(lse)).softmax(0).unsqueeze(2)

@@ -1,11 +1,11 @@
-"""A stand-in for torch_npu: vllm-ascend's Python code runs on the CPU, tensors stay there.
+"""A stand-in for torch_npu: vllm-ascend's Python code runs, and tensors are, on the CPU.
 
 Put ``tests/ascend/stand_in`` on PYTHONPATH. Numerics, graphs, communication and speed of an NPU
 cannot be tested with it.
 
 * ``torch.npu`` has one device, an Ascend910B1 (an A2). Its streams, events and graphs are mocks.
 * Operators that samplers need are written in torch. All other names of torch_npu are mocks.
-* In modules without a CPU build every name is a mock.
+* Every name of a module without a CPU build is a mock.
 * ``pin_memory`` is ignored, because torch refuses it without an accelerator.
 """
 
@@ -91,7 +91,7 @@ def _without_pinning(function):
 def _install():
     this = sys.modules[__name__]
     this.__class__ = Placeholder
-    sys.meta_path.append(PlaceholderFinder())  # real installations come first
+    sys.meta_path.append(PlaceholderFinder())  # at the end: installed modules win
     torch.utils.rename_privateuse1_backend("npu")
     torch.npu = this.npu = _make_torch_npu_namespace()
     torch.version.cann = None

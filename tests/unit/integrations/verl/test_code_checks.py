@@ -14,7 +14,7 @@ GOOD = "def compute_score(data_source, solution_str, ground_truth, **kwargs):\n 
 
 @pytest.fixture
 def written(tmp_path):
-    """Write a module; returns the override that names it as the reward's."""
+    """Return a function that writes a reward module and returns a configuration that uses it."""
 
     def write(text, *overrides):
         (tmp_path / "mine.py").write_text(text)
@@ -89,7 +89,7 @@ def test_a_metric_that_the_reward_does_not_give(written):
     check(composed(f"{metric}=score"))
     check(composed(f"{metric}=seq_final_reward", "dynamic_sampling=none",
                    "dynamic_sampling.gen_batch_size=6"))  # fmt: skip
-    check(written(GOOD, f"{metric}=anything"))  # it does not say what it gives
+    check(written(GOOD, f"{metric}=anything"))  # this module does not say what it gives
     assert "gives one" in refused(written('FIGURES = ("one",)\n' + GOOD, f"{metric}=two"))
 
 

@@ -63,7 +63,7 @@ def test_a_dead_model_ends_the_run_with_one_line():
     for _ in range(2):
         with pytest.raises(DeadDrafterError, match=found):
             asyncio.run(ask(probe, 1))
-    assert len(engine.prompts) == 1, "one probe tells all"
+    assert len(engine.prompts) == 1, "the first probe decides for all"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ HEAD = Path(f"{POLICY}_eagle3")
 
 @pytest.fixture
 def make(monkeypatch):
-    """Make a head's training in a worker of one process."""
+    """Return a function that makes a head's training in a worker of one process."""
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
     monkeypatch.setattr(policy_part, "get_device_id", lambda: torch.device("cpu"))
     model = {"enabled": True, "path": str(HEAD), "train": {"enabled": True}}
@@ -47,7 +47,7 @@ def test_what_is_saved_is_a_head_and_what_training_goes_on_from(make, tmp_path):
     head, again = make(), make()
     head.online.updates = 3
     for weight in head.online.trainable.head.parameters():
-        weight.data *= 1.001  # no bfloat16 holds the result
+        weight.data *= 1.001  # bfloat16 cannot represent the result
     head.save(tmp_path)
     again.load(tmp_path)
     assert again.online.updates == 3

@@ -157,7 +157,7 @@ def test_verl_waits_for_requests_on_their_way_to_the_engine_and_for_no_others(se
 
     async def lives():
         add = server._landing_noted(add_request)
-        server._admitting += 1  # verl does
+        server._admitting += 1  # as verl does
         await server._park_until_admitted("a")
         task = asyncio.create_task(add("a", prompt=PROMPT))
         await asyncio.sleep(0)

@@ -110,7 +110,7 @@ def test_a_model_of_the_hub(model, monkeypatch, tmp_path):
     snapshot.parent.mkdir(parents=True)
     model.rename(snapshot)
     assert "2 weight file(s)" in check("Qwen/Qwen3-32B")[0].text
-    (snapshot / "a.safetensors").unlink()  # its download did not end, or never began
+    (snapshot / "a.safetensors").unlink()  # as if its download had not ended
     with pytest.raises(NotHereError, match="not complete"):
         check("Qwen/Qwen3-32B")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
@@ -125,7 +125,7 @@ def test_the_models_own_files_give_its_shape(model):
     assert (shape.layers, shape.kv_heads, shape.head_dim, shape.tied_embeddings) == (3, 3, 32, True)
     assert source == "its config.json"
     shape, source = policy_model.policy_shape(with_model("owner/model"))
-    assert (shape.layers, source) == (12, "model_shape")  # that of the tiny model
+    assert (shape.layers, source) == (12, "model_shape")  # the shape of the tiny model
 
 
 LINEAR = {

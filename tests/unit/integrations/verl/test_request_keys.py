@@ -64,7 +64,7 @@ def test_candidates_at_once_differ_and_go_on_where_they_ended():
     loop.ask("failing", PROMPT)
     loop.keys.abandon(loop.under_way.pop("failing")[0])
     loop.ask("again", PROMPT)
-    assert loop.named["again"] == new(PROMPT, 4), "a request that failed is not gone on from"
+    assert loop.named["again"] == new(PROMPT, 4), "a failed request is not continued"
 
 
 BRANCHES = st.lists(

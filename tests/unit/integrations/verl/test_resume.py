@@ -14,9 +14,9 @@ from tests.unit.integrations.verl.test_translation import translated
 
 
 def left_by(run_dir: Path, started_at: str, *overrides: str, folder: str = "") -> None:
-    """Record in `run_dir` a start with these overrides; the run's folder was `folder` then."""
+    """Record in `run_dir` the start of a run with these overrides; its folder was `folder`."""
     config = translated(*overrides, f"run_dir={folder or run_dir}")
-    config.transfer_queue.enable = True  # verl switches it on
+    config.transfer_queue.enable = True  # as verl does at the start
     info = RunInfo("a run", OmegaConf.to_container(config, resolve=True), {}, {}, {}, started_at)
     RunFolder(run_dir).write_start(info)
 
@@ -86,13 +86,13 @@ def test_another_runs_checkpoints_are_not_resumed(begun, first, second, differen
         ("sam=on", "sam.sources.prompt.earlier_steps=true"),
         ("sam=on", "sam.gate.kind=schedule", "+sam.gate.schedule={4: 2}"),
         ("sam=on", "actor_rollout_ref.actor.optim.clip_grad=inf"),
-        ("sam=on", "data.seed=nan"),  # equal to itself
+        ("sam=on", "data.seed=nan"),  # NaN counts as unchanged
     ],
 )
 def test_a_run_is_resumed_with_its_own_settings(begun, overrides):
     where = begun(*overrides)
     check(composed(*overrides, where, RESUME))
-    if "sam=off" in overrides:  # without drafts their number has no effect
+    if "sam=off" in overrides:  # without drafts, max_draft_tokens has no effect
         check(composed("sam=off", where, RESUME))
 
 
@@ -114,7 +114,7 @@ def test_settings_may_change_while_there_is_no_checkpoint(tmp_path):
     checkpoint(tmp_path / "checkpoints", 40, at(2))
     with pytest.raises(ConfigError, match=r"sam\.gate\.threshold: 8 there, 4 here"):
         check(composed(*command))
-    (tmp_path / "checkpoints" / "global_step_40").rmdir()  # verl does not find it either
+    (tmp_path / "checkpoints" / "global_step_40").rmdir()  # without it, verl finds no checkpoint
     check(composed(*command))
 
 
@@ -122,7 +122,7 @@ def test_who_wrote_the_checkpoint_decides_not_who_came_last(tmp_path):
     checkpoints = tmp_path / "checkpoints"
     left_by(tmp_path, at(1), "sam=off")
     checkpoint(checkpoints, 40, at(2))
-    left_by(tmp_path, at(3), "sam=on")  # with resume_mode=disable; it saved nothing
+    left_by(tmp_path, at(3), "sam=on")  # this run did not resume and saved nothing
     with pytest.raises(ConfigError, match=r"step 40 .*sam\.enabled: False there, True here"):
         check(composed("sam=on", f"run_dir={tmp_path}", RESUME))
     check(composed("sam=off", f"run_dir={tmp_path}", RESUME))
@@ -132,7 +132,7 @@ def test_who_wrote_the_checkpoint_decides_not_who_came_last(tmp_path):
 
 def test_a_run_folder_may_move(tmp_path, monkeypatch):
     history = "sam.sources.prompt.earlier_steps=true"
-    monkeypatch.chdir(tmp_path)  # where the data lie
+    monkeypatch.chdir(tmp_path)  # relative data paths start here
     left_by(tmp_path / "run", at(1), "sam=on", history, folder="/old/run")
     checkpoint(tmp_path / "run" / "checkpoints", 40, at(2))
     check(composed("sam=on", history, f"run_dir={tmp_path}/run", RESUME))

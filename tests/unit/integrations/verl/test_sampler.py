@@ -18,7 +18,7 @@ from sam_rollout.integrations.verl.sampler import (
 
 SIBLINGS = 3
 MIXED, RIGHT, WRONG = (1.0, 0.0, 1.0), (1.0,) * 3, (0.0,) * 3
-FAILED, NOTHING = None, ()  # in one response, in all
+FAILED, NOTHING = None, ()  # groups that failed with one response, with no response
 
 
 def uid_of(number: int) -> str:
@@ -36,7 +36,7 @@ class Queue:
         self.tags: dict[str, dict[str, dict]] = {"train": {}, "val": {}}
         self.rewards: dict[str, dict[str, float | None]] = {}
         self.to_finish: list[tuple[str, str, tuple[float | None, ...] | None]] = []
-        self.tokens: dict[str, list[tuple[int, int]]] = {}  # response -> its tokens by weights
+        self.tokens: dict[str, list[tuple[int, int]]] = {}  # response -> its (weights, tokens)
 
     def submit(self, partition: str, uid: str, outcome: tuple[float | None, ...] | None) -> None:
         self.tags[partition][uid] = {"is_prompt": True, "status": "pending", "global_steps": 1}
@@ -99,7 +99,7 @@ class Trainer:
 
 @pytest.fixture
 def make(monkeypatch):
-    """Return make(kind, outcomes, train_batch_size=...), which builds a trainer and its buffer."""
+    """Return make(cls, outcomes, ...), which builds a trainer with a buffer of this class."""
 
     def build(
         cls, outcomes, *, seed=0, gen=3, train=2, max_rounds=0, metric="acc", share=0.5, batches=1
@@ -167,10 +167,10 @@ def test_rounds_repeat_until_there_are_enough_groups(make, seed):
     mean = sum(means) / 5
     assert metrics["accuracy_unfiltered"] == pytest.approx(mean)
     assert set(trainer.queue.tags["train"]) == set(batch.keys), "the rest is cleared"
-    trainer.queue.tags["train"].clear()  # trained on
+    trainer.queue.tags["train"].clear()  # they have been trained on
     batch, metrics = rounds_step(trainer)
     assert batch.keys == responses_of(6, 7)
-    assert metrics["generated_groups"] == 3, "figures belong to one step"
+    assert metrics["generated_groups"] == 3, "figures start anew in each step"
     assert metrics["filtered_groups"] == metrics["failed_groups"] == 0
     assert metrics["accuracy_unfiltered"] == pytest.approx(2 / 3)
 
@@ -271,7 +271,7 @@ def test_an_asynchronous_buffer_keeps_groups_for_later_steps_and_counts_them_onc
         trained += [key for key in batch.keys if key.endswith("_0_0")]
         generated += metrics["generated_groups"]
         filtered += metrics["filtered_groups"]
-        trainer.queue.tags["train"] = {  # trained on
+        trainer.queue.tags["train"] = {  # without groups that have been trained on
             key: tag
             for key, tag in trainer.queue.tags["train"].items()
             if key.split("_")[0] not in {key.split("_")[0] for key in batch.keys}
@@ -407,7 +407,7 @@ def test_a_resumed_run_trains_on_groups_of_its_checkpoint_without_counting_them_
     trainer.submit(2)
     batch, metrics = step(trainer)
     assert {key.split("_")[0] for key in batch.keys} <= {uid_of(number) for number in range(7)}
-    assert metrics["generated_groups"] == 1, "that which ended after the checkpoint"
+    assert metrics["generated_groups"] == 1, "the group that ended after the checkpoint"
     assert metrics["staleness"] == 0, "the tokens of restored responses are known"
     assert len(trainer.buffer._order) == 7 - 2, "restored groups count as submitted"
 

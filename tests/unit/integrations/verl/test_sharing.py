@@ -23,7 +23,7 @@ class Server:
         self.asked = 0
         self.fails: Exception | None = None
         self.engine_fails = False
-        self.hear_texts = self  # a method of a handle
+        self.hear_texts = self  # stands for this method of a handle
 
     def meet(self, *servers: "Server") -> TextSharing:
         handles = {server.replica: server for server in (self, *servers)}
@@ -75,7 +75,7 @@ def run(monkeypatch):
 def test_texts_go_where_siblings_run_and_nowhere_else(run):
     async def test(a, b, c):
         with running(a), running(b), running(c, "other"):
-            await turn(a, b, c)  # they learn what runs where
+            await turn(a, b, c)  # the servers learn what runs where
             a.sampled = [[piece(), piece("unknown")]]
             await turn(a, b, c)
             await turn(a, b, c)
@@ -183,7 +183,7 @@ def test_what_waits_for_an_engine_is_bounded_and_handed_over_in_parts(run, monke
     async def test(a, b):
         with running(b):
             b.sharing.hear(0, "", None, [piece(start=start) for start in range(5)])
-            b.sharing.hear(0, "", None, [piece(tokens=b"1" * 4 * size)])  # longer than all room
+            b.sharing.hear(0, "", None, [piece(tokens=b"1" * 4 * size)])  # exceeds the whole room
             assert b.sharing.take_counters() == {"draft/shared_lost": 6}
             b.sharing.hear(0, "", None, [piece(start=start) for start in range(4)])
             await turn(b)
@@ -220,7 +220,7 @@ def test_turns_come_less_often_with_many_responses_or_servers(run):
         with running(a), running(b):
             a.sampled = [[piece(response=f"x/{number}") for number in range(50)]]
             await turn(a, b)
-            assert a.sharing.interval_s == 3600, "INTERVAL_S here"
+            assert a.sharing.interval_s == 3600, "the INTERVAL_S of this test"
             sharing.INTERVAL_S = 0.01
             await turn(a, b)
             assert a.sharing.interval_s == 50 / sharing.PIECES_PER_S
@@ -233,7 +233,7 @@ def test_turns_come_less_often_with_many_responses_or_servers(run):
 def test_ended_responses_go_to_one_server_of_every_other_folder(run):
     async def test(a, b, c, d, e):
         servers = (a, b, c, d, e)
-        await turn(*servers)  # they say where they keep what has ended
+        await turn(*servers)  # servers tell each other where they keep ended responses
         for who in (None, identity(split="val"), identity(step=-1)):
             a.sharing.ended(who, [1], [2])
         a.sharing.ended(identity(), [1], [])
@@ -251,7 +251,7 @@ def test_ended_responses_go_to_one_server_of_every_other_folder(run):
         a.sharing.ended(identity(), [1], [10])
         for _ in range(3):
             await turn(a, b, d, e)
-        assert [one[-1][-4:] for one in d.got[0]] == [bytes([10, 0, 0, 0])], "in its place"
+        assert [one[-1][-4:] for one in d.got[0]] == [bytes([10, 0, 0, 0])], "d in place of c"
 
     run(
         test,

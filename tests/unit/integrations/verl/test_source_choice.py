@@ -29,7 +29,7 @@ def sized(response_tokens: int, *overrides: str):
         (LONGEST + 1, ("trainer.n_gpus_per_node=2",), True),
         (1024, (f"{RUN}.max_bytes=15728640",), True),
         (1024, (f"{RUN}.max_bytes=15728639",), False),
-        (300, (f"{RUN}.max_bytes=6000000",), False),  # each text takes places for 512 tokens
+        (300, (f"{RUN}.max_bytes=6000000",), False),  # each text takes room for 512 tokens
         (LONGEST + 1, (f"{RUN}.when=always",), True),
         (1024, (f"{RUN}.enabled=false",), False),
     ],
@@ -64,7 +64,7 @@ def write_prompts(folder, rows: int) -> str:
         (100, (), True, ""),
         (100, ("trainer.total_epochs=1",), False, "no prompt comes back"),
         (100, ("trainer.total_epochs=1", "sam.texts.path=kept"), True, ""),
-        # 8 responses of 1024 tokens at 4 bytes to each prompt.
+        # Each prompt has 8 responses of 1024 tokens, and each token takes 4 bytes.
         (2048, ("sam.texts.max_bytes=67108864",), True, ""),
         (2049, ("sam.texts.max_bytes=67108864",), False, "2049 prompts may take 0.1 GB"),
     ],

@@ -80,7 +80,7 @@ def test_states_are_those_of_the_texts_tokens(packed, together):
         start = text.index(sample.tokens[0].item())
         assert sample.tokens.tolist() == text[start : start + 8]
         assert sample.prompt == max(0, prompt - start)
-        assert len(sample.tokens) > sample.prompt + 2  # something to learn from
+        assert len(sample.tokens) > sample.prompt + 2  # there is something to learn
         ids = sample.tokens.float()
         for number, layer in enumerate((0, 2, 3)):
             part = sample.states[:, number * HIDDEN : (number + 1) * HIDDEN].float()
@@ -134,7 +134,7 @@ class Mesh:
 
 
 def shared(rank, together=3, broken=None):
-    """Return windows of two processes that share texts; `broken` fails in the second process."""
+    """Return this process's windows of shared texts; what is `broken` fails in the second one."""
     policy_part.get_device_id = lambda: torch.device("cpu")
     engine = Engine(packed=True)
     engine.use_ulysses_sp, engine.ulysses_device_mesh = True, Mesh()

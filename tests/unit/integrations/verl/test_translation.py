@@ -148,7 +148,7 @@ CLIP = "actor_rollout_ref.actor.clip_ratio_high"
 
 @pytest.fixture
 def baseline(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)  # where the data lie
+    monkeypatch.chdir(tmp_path)  # relative data paths start here
     config = OmegaConf.to_container(translated("sam=off"), resolve=True)
     folder = RunFolder(tmp_path / "base")
     folder.write_start(RunInfo("sam=off", config, {}, {}, {}, "2026-07-01T00:00:00+00:00"))

@@ -37,7 +37,7 @@ def test_who_lives_is_in_no_trouble():
     watchdog = Watchdog(lambda: {name: asking(name) for name in answers})
     assert [watchdog.look() for _ in range(3)] == [""] * 3
     assert asked.count("one") == 3
-    assert asked.count("three") == 1, "who is busy is asked once"
+    assert asked.count("three") == 1, "a part that does not answer is asked once"
     assert Watchdog(dict).look() == "", "nothing has started"
 
 

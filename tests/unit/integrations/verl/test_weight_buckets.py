@@ -47,7 +47,7 @@ def test_a_bucket_that_is_large_enough_stays():
     config = compose(2048)
     assert not [*fit_bucket(config)]
     assert OmegaConf.select(config, BUCKET) == 2048
-    assert not [*fit_bucket(compose(16, device="cuda"))], "GPUs share what is larger"
+    assert not [*fit_bucket(compose(16, device="cuda"))], "on GPUs, larger tensors are shared"
 
 
 def test_the_models_own_files_count_where_there_are_some(tmp_path):

@@ -20,7 +20,7 @@ WEIGHTS = [(f"layer.{number}", torch.full((300, 1000), float(number))) for numbe
 
 
 class VerlsExtension:
-    fails_at = -1  # bucket; 0 is before the first
+    fails_at = -1  # number of the bucket; 0: before the first one
 
     def update_weights_from_ipc(self):
         buckets = itertools.count()
@@ -75,7 +75,7 @@ def sync(tmp_path, monkeypatch):
 def test_the_sender_raises_what_the_receiver_failed_of(sync, bucket):
     with pytest.raises(WeightSyncError, match=f"ValueError: bucket {bucket} is not wanted"):
         sync(bucket)
-    sync(engine="another")  # the next one works
+    sync(engine="another")  # the next sync works
 
 
 def test_a_head_goes_behind_the_policy(monkeypatch):

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 def scheduler(
     running: int = 1, waiting: int = 0, accepted: tuple[int, ...] | None = None
 ) -> SimpleNamespace:
-    """Return statistics of a step that verified two drafts, with `accepted` by position."""
+    """Return statistics of a step; of two drafts, `accepted[i]` tokens at position i were right."""
     spec = None
     if accepted is not None:
         spec = SimpleNamespace(

@@ -23,7 +23,7 @@ class Client(AsyncMPClient):
 
 @pytest.fixture
 def client(monkeypatch):
-    """vLLM's client of an engine that never answers."""
+    """Return vLLM's client of an engine that never answers."""
 
     async def call(self, method, *args, engine):
         await asyncio.Event().wait()

@@ -1,6 +1,6 @@
-"""Reports that are added to the tensor which vLLM sums over ranks.
+"""Tests reports that are added to the tensor which vLLM sums over ranks.
 
-Tests with real engines: tests/integration/test_data_parallel.py.
+Tests with real engines are in tests/integration/test_data_parallel.py.
 """
 
 import sys

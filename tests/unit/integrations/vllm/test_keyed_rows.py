@@ -68,7 +68,7 @@ def test_arrival_order_repeats_in_another_engine(batch):
     other = Batch()
     both = batch.becomes("a", "b", a=params(), b=params())
     first = other.becomes("x", x=params())
-    del other.runner.requests["x"]  # it has ended
+    del other.runner.requests["x"]  # the request has ended
     assert first + other.becomes("y", y=params()) == both
 
 

@@ -136,7 +136,7 @@ def test_an_engine_with_another_number_of_draft_tokens_is_refused():
 
 @pytest.mark.parametrize("name", ["article_32b_graph", "reference_script_235b_grpo"])
 def test_a_presets_graphs_hold_every_filled_up_step(name):
-    """vLLM's dispatcher agrees with what is computed before an engine starts."""
+    """vLLM's dispatcher has the graphs that are computed before an engine starts."""
     preset = composed(f"experiment={name}", "sam=matched")
     sam, rollout = read_run_config(preset).sam, preset.actor_rollout_ref.rollout
     k, most, sizes = sam.max_draft_tokens, rollout.max_num_seqs, capture_sizes(preset, sam)
@@ -172,9 +172,9 @@ class SampledBy:
 def test_sampler_time_counts_nested_samplers_once(runner, monkeypatch):
     runner.sampler, runner.rejection_sampler = SampledBy(), SampledBy()
     runner.bind()
-    runner.bind()  # it is not wrapped twice
+    runner.bind()  # must not wrap samplers twice
     runner.propose(a=[6])
-    clock = iter(range(0, 10**9, 10**6))  # a look takes a millisecond
+    clock = iter(range(0, 10**9, 10**6))  # each look at the clock takes 1 ms
     with monkeypatch.context() as patched:
         patched.setattr("time.perf_counter_ns", lambda: next(clock))
         runner.rejection_sampler(inside=runner.sampler)

@@ -25,7 +25,7 @@ HEAD = ModelSourceConfig(enabled=True, path="head")
 def config(
     scheduling: str = "auto", model: ModelSourceConfig = NO_MODEL, **changed: object
 ) -> SimpleNamespace:
-    """vLLM's configuration; keys of `changed` have `__` for the dot."""
+    """Return a configuration of vLLM; in keys of `changed`, `__` stands for the dot."""
     sam = SamConfig(scheduling=scheduling, sources=SourcesConfig(model=model))
     made = SimpleNamespace(
         parallel_config=SimpleNamespace(
@@ -55,7 +55,7 @@ def test_an_ordinary_engine_may(version):
     assert why_synchronous(config(), version) == ""
     scheduled_so = config(scheduler_config__scheduler_cls=SYNC_SCHEDULER_CLASS)
     assert why_synchronous(scheduled_so, version) == ""
-    dense = config(parallel_config__data_parallel_size=2)  # such engines run apart
+    dense = config(parallel_config__data_parallel_size=2)  # engines of dense models run apart
     assert why_synchronous(dense, version) == ""
 
 
@@ -128,7 +128,7 @@ def test_with_a_model_that_drafts_on_the_device_an_engine_may(method):
         (False, 1, KNOWN, NO_MODEL, SYNC_SCHEDULER_CLASS),
         (False, 2, KNOWN, NO_MODEL, None),
         (False, 1, "0.25.0", NO_MODEL, None),
-        (False, 1, "0.23.0", HEAD, SYNC_SCHEDULER_CLASS),  # which tells a model its passes
+        (False, 1, "0.23.0", HEAD, SYNC_SCHEDULER_CLASS),  # tells a model its passes
         (False, 1, "0.22.0", HEAD, None),
     ],
 )

@@ -1,6 +1,6 @@
-"""Attention over trees in two parts, as on accelerators, against one part on the host.
+"""Compares attention over trees in two parts, as on accelerators, with one part on the host.
 
-vLLM's operators for GPUs are stand-ins here, written by their documentation.
+vLLM's GPU operators are replaced by stand-ins, which follow the operators' documentation.
 """
 
 import math

@@ -28,7 +28,7 @@ def test_each_node_is_new_on_one_path_from_the_root(parents):
         assert count > 0
         assert [int(parents[node - 1]) for node in path] == [0, *path[:-1]]
     path, count = found[0]
-    assert path == list(range(1, count + 1)), "the first lies where it was written"
+    assert path == list(range(1, count + 1)), "the first path stays where it is"
 
 
 def step_of(parents_by_row, counts, known=(10, 20)):
