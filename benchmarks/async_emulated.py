@@ -18,8 +18,8 @@ from benchmarks.draft_shapes import DEVICES, FREE, STEP_MS, Device, replay_steps
 from benchmarks.measuring import parser, write_record
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.bench.replay import Replay
+from sam_rollout.core.traces import Trace, read_sets
 from sam_rollout.drafting.in_flight import DraftBatch
-from sam_rollout.telemetry.traces import Trace, read_sets
 
 ROWS, REQUESTS = 64, (64, 512)
 SYNC, ASYNC = "synchronous", "asynchronous"

@@ -21,12 +21,12 @@ from benchmarks.measuring import MODEL, RESULTS
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, sources_of
 from sam_rollout.core.identity import identify
+from sam_rollout.core.traces import groups_of, read_traces
 from sam_rollout.integrations.vllm.offline import (
     MULTIPROCESSING_ENV,
     offline_engine,
     prepare_environment,
 )
-from sam_rollout.telemetry.traces import groups_of, read_traces
 
 os.environ[MULTIPROCESSING_ENV] = "1"  # the engine runs in its own process, as under verl
 prepare_environment()  # must precede torch: engines are forked, and threads do not survive a fork

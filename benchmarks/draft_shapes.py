@@ -17,8 +17,8 @@ from benchmarks.measuring import parser, write_record
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.bench.replay import Replay, replay
 from sam_rollout.config import GateConfig
+from sam_rollout.core.traces import Trace, read_sets
 from sam_rollout.drafting.in_flight import DraftBatch
-from sam_rollout.telemetry.traces import Trace, read_sets
 
 ROWS, FREE, STEP_MS = 8, 256, 20.0
 MOST_TOKENS = 60_000  # limit of the sampled tokens of a set

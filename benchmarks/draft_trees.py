@@ -27,9 +27,9 @@ from sam_rollout.bench.replay import Replay, Rows, replay
 from sam_rollout.bench.sessions import OwnSession
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, TextsConfig, sources_of
 from sam_rollout.core.identity import identify
+from sam_rollout.core.traces import Trace, read_sets
 from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
 from sam_rollout.session.adapter import EngineHooks
-from sam_rollout.telemetry.traces import Trace, read_sets
 
 ALWAYS = GateConfig("threshold", 100_000)
 TEXTS = ("own", "prompt", "run")

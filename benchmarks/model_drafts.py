@@ -83,10 +83,10 @@ def ways_to_draft(seed: int) -> list[dict[str, float]]:
     """Return the accepted share of a head's draft tokens for each temperature and way to draft."""
     import torch
 
+    from sam_rollout.core.traces import Trace
     from sam_rollout.heads.hidden_states import Policy
     from sam_rollout.heads.training import Learner
     from sam_rollout.heads.writing import load_head
-    from sam_rollout.telemetry.traces import Trace
     from sam_rollout.verification import draw_gumbel, keyed_bits
 
     prompts = [prompt for prompt in load_prompts(PROMPTS, seed) for _ in range(SIBLINGS)]

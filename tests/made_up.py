@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sam_rollout.telemetry.traces import Trace
+from sam_rollout.core.traces import Trace
 
 
 def group(index: int, siblings: int, length: int, epoch: int = 0) -> list[Trace]:

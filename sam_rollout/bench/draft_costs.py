@@ -11,7 +11,7 @@ import numpy as np
 from sam_rollout.bench.replay import Call, Rows
 from sam_rollout.bench.sessions import Session
 from sam_rollout.bench.sides import ARCTIC_4, FIRST, Side
-from sam_rollout.telemetry.traces import Trace
+from sam_rollout.core.traces import Trace
 
 K = 3
 BLOCK = 10  # consecutive calls of a side in each of its turns

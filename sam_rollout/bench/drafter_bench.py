@@ -15,8 +15,8 @@ from sam_rollout.bench.draft_costs import CostSizes, joined, measure_calls
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.bench.replay import Replay, replay
 from sam_rollout.bench.sides import Side
+from sam_rollout.core.traces import Trace, groups_of
 from sam_rollout.report.comparison_tables import Table, print_table
-from sam_rollout.telemetry.traces import Trace, groups_of
 
 KS = (3, 8)
 SIBLINGS = 16  # texts per group in the timed calls

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from sam_rollout.core.traces import Trace
 from sam_rollout.telemetry.records import RunFolder, value_at
-from sam_rollout.telemetry.traces import Trace
 
 SAME = 1.25  # steps are similar if their numbers of requests differ by less than this factor
 MIN_STEPS = 3  # minimum number of similar steps for an estimate

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sam_rollout.bench.sessions import Session
-from sam_rollout.telemetry.traces import Int32Array, Trace
+from sam_rollout.core.traces import Int32Array, Trace
 
 # Request ids, token ids, known tokens and sampled tokens: the arguments of `Session.propose`.
 Call = tuple[list[str], Int32Array, Int32Array, list[list[int]]]

@@ -11,13 +11,13 @@ import numpy as np
 from sam_rollout.config import SamConfig, TextsConfig
 from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
 from sam_rollout.core.limits import Limits
+from sam_rollout.core.traces import Int32Array, Trace
 from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.gating import EngineStep, GuardedGate
 from sam_rollout.gating.auto import AutoGate
 from sam_rollout.session.adapter import NO_HOOKS, EngineHooks
 from sam_rollout.session.session import DraftSession
 from sam_rollout.sources.contract import Piece
-from sam_rollout.telemetry.traces import Int32Array, Trace
 
 
 class Session:

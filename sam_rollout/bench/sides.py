@@ -14,7 +14,7 @@ from typing import Any
 from sam_rollout.bench.first_occurrence import FirstOccurrenceAutomaton
 from sam_rollout.bench.sessions import OwnSession, Session
 from sam_rollout.config import SamConfig, sources_of
-from sam_rollout.telemetry.traces import Trace
+from sam_rollout.core.traces import Trace
 
 # vLLM's defaults, in the class SpeculativeConfig of its release 0.28.
 NGRAM_DEFAULT = (5, 5)

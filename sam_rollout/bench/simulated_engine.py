@@ -12,7 +12,7 @@ from sam_rollout.bench.recorded_baseline import Baseline, Rollout
 from sam_rollout.bench.replay import Rows
 from sam_rollout.bench.sessions import OwnSession
 from sam_rollout.config import SamConfig
-from sam_rollout.telemetry.traces import Trace
+from sam_rollout.core.traces import Trace
 
 EXCHANGE_S = 0.05  # time between two exchanges of texts among engines, as in a run
 

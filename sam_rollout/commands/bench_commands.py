@@ -59,7 +59,7 @@ def drafter(
     """Measure the acceptance and cost of our drafts, vLLM's n-grams and Arctic's suffix trees."""
     from sam_rollout.bench import drafter_bench as program
     from sam_rollout.core.composition import ExperimentError, recipe_folder
-    from sam_rollout.telemetry.traces import TraceError, read_sets
+    from sam_rollout.core.traces import TraceError, read_sets
 
     with shared.one_line_errors(TraceError, ExperimentError):
         if json_path is not None and not json_path.parent.is_dir():  # fail before the measurement

@@ -39,9 +39,9 @@ def train(
 ) -> None:
     """Train an EAGLE-3 head on texts that a policy sampled; vLLM can load it directly."""
     from sam_rollout.core.settings import ConfigError
+    from sam_rollout.core.traces import TraceError
     from sam_rollout.heads.offline_training import HeadRequest, train_head
     from sam_rollout.heads.training import TrainingSettings
-    from sam_rollout.telemetry.traces import TraceError
 
     settings = TrainingSettings(steps, updates, learning_rate)
     with one_line_errors(ConfigError, TraceError):

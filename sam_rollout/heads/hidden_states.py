@@ -13,7 +13,7 @@ from torch import Tensor
 from sam_rollout.core.settings import ConfigError
 
 if TYPE_CHECKING:
-    from sam_rollout.telemetry.traces import Trace
+    from sam_rollout.core.traces import Trace
 
 STORED = torch.bfloat16  # Type of the states in memory.
 _POSITIONS = 4096  # Largest number of positions in one forward pass, padding included.

@@ -13,13 +13,13 @@ import torch
 from tqdm import tqdm
 
 from sam_rollout.core.settings import ConfigError
+from sam_rollout.core.traces import Trace, groups_of, read_traces
 from sam_rollout.heads.checkpoint import CONFIG, read_head, read_json
 from sam_rollout.heads.expected_acceptance import acceptance
 from sam_rollout.heads.hidden_states import Policy, Sample
 from sam_rollout.heads.peers import Peers, joined
 from sam_rollout.heads.training import Learner, TrainingSettings, train
 from sam_rollout.heads.writing import TrainableHead, fresh_head, load_head, write_head
-from sam_rollout.telemetry.traces import Trace, groups_of, read_traces
 
 if TYPE_CHECKING:
     from rich.console import Console

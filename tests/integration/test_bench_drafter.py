@@ -3,7 +3,7 @@ import pytest
 
 from sam_rollout.bench import sides
 from sam_rollout.bench.replay import Replay, replay
-from sam_rollout.telemetry.traces import Trace
+from sam_rollout.core.traces import Trace
 
 TEXT = [5, 6, 7, 8, 9, 10, 11, 12] * 6
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sam_rollout.config import SamConfig
+from sam_rollout.core.traces import Trace
 from sam_rollout.heads.checkpoint import QWEN3
 from sam_rollout.heads.eagle3 import Eagle3Head
 from sam_rollout.heads.expected_acceptance import acceptance
@@ -13,7 +14,6 @@ from sam_rollout.heads.hidden_states import Policy
 from sam_rollout.heads.training import Learner
 from sam_rollout.heads.writing import TrainableHead, load_head, write_fresh_head, write_head
 from sam_rollout.integrations.vllm.model_drafts.head_update import PREFIX
-from sam_rollout.telemetry.traces import Trace
 from tests.integration.conftest import MODEL
 
 pytestmark = pytest.mark.usefixtures("few_collections")

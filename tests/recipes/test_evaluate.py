@@ -11,7 +11,7 @@ from recipes.dapo_qwen3.evaluate import Response, compare, parser, summarise, ve
 from recipes.dapo_qwen3.problems import COLUMNS, lay_out, rows_of
 from recipes.dapo_qwen3.ties import Divergence, divergences, look_at_ties
 from sam_rollout.core.statistics import mean, share
-from sam_rollout.telemetry.traces import read_traces
+from sam_rollout.core.traces import read_traces
 from sam_rollout.verification import draw_gumbel, draw_tokens, keyed_bits
 from sam_rollout.verification import ties as tie_distances
 from sam_rollout.verification.ties import distance_of_draw, noise_of, uniform_of

@@ -10,7 +10,7 @@ from sam_rollout.bench import drafter_bench as drafts
 from sam_rollout.bench import sides
 from sam_rollout.bench.draft_costs import CostSizes, joined
 from sam_rollout.cli import app
-from sam_rollout.telemetry.traces import Trace
+from sam_rollout.core.traces import Trace
 from tests.made_up import group
 
 TINY = CostSizes(batches=(1, 4), contexts=(512,), steps=4)

@@ -11,8 +11,8 @@ from sam_rollout.bench.replay import Replay, replay
 from sam_rollout.bench.sessions import OwnSession
 from sam_rollout.config import GateConfig, SamConfig
 from sam_rollout.core.limits import Limits
+from sam_rollout.core.traces import Trace
 from sam_rollout.gating import make_gate
-from sam_rollout.telemetry.traces import Trace
 
 pytestmark = pytest.mark.slow
 PROGRAMS = [

@@ -5,7 +5,7 @@ from sam_rollout.bench import sides
 from sam_rollout.bench.first_occurrence import FirstOccurrenceAutomaton
 from sam_rollout.bench.replay import Replay, accepted_tokens, replay
 from sam_rollout.bench.sessions import Session
-from sam_rollout.telemetry.traces import Trace
+from sam_rollout.core.traces import Trace
 
 
 class Scripted(Session):

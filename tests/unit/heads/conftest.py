@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from sam_rollout.core.traces import Trace
 from sam_rollout.heads.eagle3 import Eagle3Head
 from sam_rollout.heads.hidden_states import Policy
 from sam_rollout.heads.writing import TrainableHead, fresh_head, write_head
-from sam_rollout.telemetry.traces import Trace
 
 VOCABULARY = 48
 

@@ -11,13 +11,13 @@ from typer.testing import CliRunner
 
 from sam_rollout.cli import app
 from sam_rollout.core.settings import ConfigError
+from sam_rollout.core.traces import Trace
 from sam_rollout.heads import training
 from sam_rollout.heads.checkpoint import default_layers
 from sam_rollout.heads.expected_acceptance import acceptance
 from sam_rollout.heads.offline_training import frequent_tokens, split
 from sam_rollout.heads.training import Learner, TrainingSettings, train
 from sam_rollout.heads.writing import load_head
-from sam_rollout.telemetry.traces import Trace
 
 SETTINGS = TrainingSettings(updates=40, batch=4, window=16, warmup=2)
 

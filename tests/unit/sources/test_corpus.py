@@ -44,11 +44,11 @@ def test_lines_of_ids_and_traces_of_a_run_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[1, 2]\n[3, -1]", "line 2: no list of token ids"),
-        ('["a"]', "line 1: no list of token ids"),
-        ("[1, 2", "Expecting"),
-        ("[2147483648]", "line 1: no list of token ids"),
-        ('{"text": [1]}', "line 1: no list of token ids"),
+        ("[1, 2]\n[3, -1]", "line 2: token ids must be a list of"),
+        ('["a"]', "line 1: token ids must be a list of"),
+        ("[1, 2", "line 1: expected"),
+        ("[2147483648]", "line 1: token ids must be a list of"),
+        ('{"text": [1]}', "line 1: expected"),
         ("[]", "holds no tokens"),
         ("[1, 2, 512]", "token ids from 1 to 512; the model has 512"),
         (json.dumps([1] * 1025), "holds more than the 1024 tokens that fit"),
@@ -64,7 +64,7 @@ def test_what_cannot_be_drafted_from_is_refused_in_one_line(tmp_path, content, m
 
 def test_a_file_without_traces_is_refused(tmp_path):
     pq.write_table(pa.table({"prompt_ids": [[1]]}), tmp_path / "a.parquet")
-    with pytest.raises(ConfigError, match="no column response_ids"):
+    with pytest.raises(ConfigError, match="the columns prompt_ids and response_ids"):
         read(tmp_path / "a.parquet")
 
 

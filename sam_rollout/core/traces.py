@@ -1,9 +1,10 @@
-"""Reads traces: recorded responses, on which drafters are measured.
+"""Reads traces: recorded responses, which a run may draft from, and on which drafters are measured.
 
 The end of a file's name determines the format:
 
-* `.jsonl`: each line is a trace, `{"tokens": [...]}` or `{"prompt": [...], "response": [...]}`.
-  `"group"` (equal for all responses to a prompt), `"sibling"` and `"step"` are optional.
+* `.jsonl`: each line is a trace: a list of token ids, `{"tokens": [...]}`, or `{"prompt": [...],
+  "response": [...]}`. `"group"` (equal for all responses to a prompt), `"sibling"` and `"step"` are
+  optional.
 * `.parquet`: the columns are `prompt_ids` and `response_ids`; `group`, `sibling` and `step` are
   optional. A run folder has such files below `sam/traces`.
 """
@@ -22,9 +23,10 @@ Int32Array = npt.NDArray[np.int32]
 _MAX_TOKEN_ID = np.iinfo(np.int32).max
 _FORMATS = (".jsonl", ".parquet")
 _RESPONSES = ("tokens", "response", "response_ids")
+_COLUMNS = ("prompt_ids", "response_ids", "group", "sibling", "step")
 _EXPECTED = (
-    'expected {"tokens": [...]} or {"prompt": [...], "response": [...]}, in parquet the columns '
-    "prompt_ids and response_ids"
+    'expected [...], {"tokens": [...]} or {"prompt": [...], "response": [...]}, in parquet the '
+    "columns prompt_ids and response_ids"
 )
 
 
@@ -58,16 +60,26 @@ def groups_of(traces: Iterable[Trace]) -> list[list[Trace]]:
 
 
 def read_traces(path: Path) -> list[Trace]:
-    """Read the traces of a file, of all files in a folder, or of a run folder."""
-    if path.is_file() and path.suffix not in _FORMATS:
-        raise TraceError(f"{path}: expected {', '.join(_FORMATS)} or a run folder")
-    files = [path] if path.is_file() else _files(path)
-    traces = [trace for file in files for trace in _read(file)]
+    """Read the traces at `path`, of which one or more can be drafted; see `traces_at`."""
+    traces = list(traces_at(path))
     if not traces:
         raise TraceError(f"{path}: no traces; expected {', '.join(_FORMATS)} or a run folder")
     if all(len(trace.response) < 2 for trace in traces):
         raise TraceError(f"{path}: no response has a second token, the first that can be drafted")
     return traces
+
+
+def traces_at(path: Path) -> Iterator[Trace]:
+    """Read the traces of a file, of all files in a folder, or of a run folder, one by one.
+
+    Raises:
+        TraceError: A file has other content.
+        OSError: `path` does not exist or may not be read.
+    """
+    if path.is_file() and path.suffix not in _FORMATS:
+        raise TraceError(f"{path}: expected {', '.join(_FORMATS)} or a run folder")
+    for file in [path] if path.is_file() else _files(path):
+        yield from _read(file)
 
 
 def read_sets(paths: Iterable[Path]) -> dict[str, list[Trace]]:
@@ -95,23 +107,15 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read(file: Path) -> Iterator[Trace]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     is_table = file.suffix == ".parquet"
-    try:
-        if is_table:
-            rows = pq.ParquetFile(file).read().to_pylist()
-        else:
-            rows = file.read_text(encoding="utf-8").split("\n")
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise TraceError(f"{file}: {error}") from error
-    for number, row in enumerate(rows, start=1):
+    for number, row in enumerate(_rows_of(file), start=1):
         if isinstance(row, str) and not row.strip():
             continue
         place = f"{file}, {'row' if is_table else 'line'} {number}"
         try:
             entry = row if is_table else json.loads(row)
+            if isinstance(entry, list):
+                entry = {"tokens": entry}
             if is_table:
                 prompt, response = entry["prompt_ids"], entry["response_ids"]
             else:
@@ -123,6 +127,23 @@ def _read(file: Path) -> Iterator[Trace]:
         name = f"{file.stem}-{number}" if group is None else str(group)
         sibling, step = (_number(entry, key, place) for key in ("sibling", "step"))
         yield Trace(name, sibling, _ids(prompt, place), _ids(response, place), step)
+
+
+def _rows_of(file: Path) -> Iterator[Any]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        if file.suffix == ".parquet":
+            with pq.ParquetFile(file) as table:
+                columns = [name for name in table.schema_arrow.names if name in _COLUMNS]
+                for batch in table.iter_batches(batch_size=64, columns=columns):
+                    yield from batch.to_pylist()
+        else:
+            with open(file, encoding="utf-8", newline="\n") as lines:
+                yield from lines
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise TraceError(f"{file}: {error}") from error
 
 
 def _ids(values: Any, place: str) -> Int32Array:
