@@ -55,7 +55,7 @@ class HeadTrainingConfig(Section):
         0.02,
         minimum=0,
         maximum=1,
-        meaning="Share of a training step's time that all of the head's training may take.",
+        meaning="Share of a training step's time that the head's training may take.",
     )
     buffer_tokens: int = setting(
         65_536,
@@ -63,9 +63,7 @@ class HeadTrainingConfig(Section):
         meaning="Response tokens kept as training data, in all training processes together. Each "
         "takes `8 * hidden size` bytes of host memory.",
     )
-    window: int = setting(
-        512, minimum=8, meaning="Number of consecutive tokens that are kept of a response."
-    )
+    window: int = setting(512, minimum=8, meaning="Consecutive tokens that are kept of a response.")
     batch: int = setting(8, minimum=1, meaning="Windows per update in each training process.")
     lr: float = setting(
         0.005,
@@ -98,14 +96,14 @@ class ModelSourceConfig(Section):
         3,
         minimum=1,
         maximum=MAX_DRAFT_TOKENS,
-        meaning="Maximum number of tokens that the drafter drafts per request and step. Each takes "
-        "a forward pass of the drafter. At most `sam.max_draft_tokens`.",
+        meaning="Maximum number of draft tokens per request and step, each from a forward pass of "
+        "the drafter. Not above `sam.max_draft_tokens`.",
     )
     sampled: bool = setting(
         False,
         meaning="Draw the draft tokens with the random numbers that verify them, which needs "
         "`rollout_sampler=coupled`. Otherwise the drafter takes its likeliest tokens. Drawing pays "
-        "if the drafter stays close to the policy where the policy is undecided.",
+        "if drafter and policy stay close.",
     )
     options: dict = dataclasses.field(
         default_factory=dict,

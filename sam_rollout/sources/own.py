@@ -23,9 +23,8 @@ class OwnSourceConfig(Section):
     max_bytes: int = setting(
         2_000_000_000,
         minimum=1 << 20,
-        meaning="Memory of the automata of all requests of one engine. If this memory is full, "
-        "requests that do not run lose their automata first, then requests with the shortest "
-        "texts.",
+        meaning="Memory of one engine. If it is full, requests that do not run lose their automata "
+        "first, then requests with the shortest texts.",
     )
 
 

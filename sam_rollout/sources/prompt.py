@@ -41,28 +41,26 @@ class PromptSourceConfig(Section):
     enabled: bool = setting(
         True,
         meaning="Draft from the other responses to the same prompt that this engine samples in the "
-        "same training step. With `share` also from those of other engines.",
+        "same training step.",
     )
     earlier_steps: bool = setting(
         True,
         meaning="Draft from responses of earlier training steps, too, and keep this step's in "
-        "`sam.texts.path`. A run switches this off if that path is not set and no prompt can come "
-        "back ([rule](#earlier-steps-and-resumed-runs)); it is always off without verl.",
+        "`sam.texts.path`. A run switches this off if no prompt can come back "
+        "([rule](#earlier-steps-and-resumed-runs)); it is always off without verl.",
     )
     max_bytes: int = setting(
         4_000_000_000,
         minimum=1 << 20,
-        meaning="Memory of one engine, in addition to that of `own`: about "
-        f"{LIVE_BYTES_PER_TOKEN} bytes per token of this step's and earlier responses. If it is "
-        "full, earlier responses are dropped first, then prompts whose responses have all ended, "
-        "then prompts without a running request. A dropped prompt's requests draft nothing from "
-        "this source until they end.",
+        meaning=f"Memory of one engine, in addition to that of `own`: about {LIVE_BYTES_PER_TOKEN} "
+        "bytes per token of this step's and earlier responses. If it is full, earlier responses "
+        "are dropped first, then prompts whose responses have all ended, then prompts without a "
+        "running request.",
     )
     share: bool = setting(
         True,
         meaning="Send each engine, many times per second, what other engines sample for the same "
-        "prompts ([many nodes](clusters.md#texts-on-several-nodes)). Drafts are then almost as "
-        "good as if one engine sampled all responses to a prompt. An engine reads at most 512 "
+        "prompts ([many nodes](clusters.md#texts-on-several-nodes)). An engine reads at most 512 "
         "tokens of other engines per step, and none while the source takes more than three "
         "quarters of `max_bytes`.",
     )

@@ -26,8 +26,7 @@ class RecyclingSourceConfig(Section):
     enabled: bool = setting(
         False,
         meaning="Draft, after each token, the next token that the model found likeliest when it "
-        "last scored this token. This costs 8 bytes per token of the vocabulary, and the device "
-        "must find the likeliest token of each scored position.",
+        "last scored this token. The device must find the likeliest token of each scored position.",
     )
 
 

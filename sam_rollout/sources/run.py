@@ -53,23 +53,22 @@ class RunSourceConfig(Section):
     enabled: bool = setting(
         True,
         meaning="Draft from all responses that this engine has sampled, to any prompt and in any "
-        "step of the run, as far back as `max_bytes` allows. When the automaton becomes too large, "
-        "a new one with the newest texts replaces it. A resumed run begins with the newest texts "
-        "in `sam.texts.path`. Only `prompt` reads texts of other engines.",
+        "step of the run, as far back as `max_bytes` allows. Only `prompt` reads texts of other "
+        "engines.",
     )
     when: str = setting(
         "fits",
         choices=("fits", "always"),
-        meaning="With `fits` the source is on only if the responses of several steps fit. A run "
-        "decides this when it starts, and one line of its log says so ([rule](#when-run-is-on)). "
-        "Without verl `fits` means off. With a `corpus` the source is always on.",
+        meaning="With `fits` the source is on only if the responses of several steps fit "
+        "([rule](#when-run-is-on)). Without verl `fits` means off. With a `corpus` the source is "
+        "always on.",
     )
     max_bytes: int = setting(
         2_000_000_000,
         minimum=1 << 20,
         meaning="Memory of one engine, in addition to that of `own` and `prompt`: about "
         f"{LIVE_BYTES_PER_TOKEN} bytes per token. If the texts of unfinished requests alone fill "
-        "this memory, these requests draft nothing more from this source.",
+        "it, these requests draft nothing more from this source.",
     )
     corpus: str = setting(
         "",

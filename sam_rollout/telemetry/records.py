@@ -73,20 +73,18 @@ class DraftNote:
     )
     gate_open: bool | None = column(
         pa.bool_(),
-        "whether the gate let the drafter draft, also if the drafts were not handed over; "
-        "null: no drafter",
+        "whether the gate let the drafter draft, handed over or not; null: no drafter",
         None,
     )
     drafter_us: float = column(pa.float32(), "drafter time after this step's forward, us", 0.0)
     draft_budget: int | None = column(
         _INT,
-        "maximum number of draft tokens per request that the gate allowed, handed over or not; "
-        "null: no drafter",
+        "most draft tokens per request that the gate allowed; null: no drafter",
         None,
     )
     draft_trees: bool | None = column(
         pa.bool_(),
-        "whether the drafts that the step asked for are trees; null: no drafter",
+        "whether the step's drafts are trees; null: no drafter",
         None,
     )
     drafted_per_source: Sequence[int] = column(
@@ -97,8 +95,8 @@ class DraftNote:
     )
     sampler_us: float | None = column(
         pa.float32(),
-        "host time in the samplers of this step, us; on an accelerator: time to launch their "
-        "kernels, and waits of a sampler for the device; null: no drafter",
+        "host time in the samplers of this step (see sam/sampler/time_us_per_step), us; null: no "
+        "drafter",
         None,
     )
 
@@ -150,8 +148,8 @@ class RequestRecord:
     end_s: float = column(*_END)
     finish_reason: str = column(
         _TEXT,
-        "why generation ended: completed, or aborted if a weight update interrupted the "
-        "response, which another request continues",
+        "completed, or aborted if a weight update interrupted the response, which another request "
+        "continues",
     )
     open_steps: int = column(
         _INT, "engine steps for which the gate allowed drafts, with or without a draft", 0
@@ -160,7 +158,7 @@ class RequestRecord:
     resumed_tokens: int | None = column(
         _INT,
         "last tokens of the prompt that are the response's own, sampled before an interruption; "
-        "null: recorded before there were interruptions",
+        "null: unknown",
         None,
     )
     weights: int | None = column(

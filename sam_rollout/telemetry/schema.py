@@ -26,15 +26,14 @@ PREFIXES = {"train": "sam", "val": "sam_val"}  # split -> first part of a metric
 GROUPS = {
     "engine": "The rollout as a whole, with and without drafts.",
     "tail": "The long tail: engine steps with 0 < scheduled requests <= tail_threshold, no waiting "
-    "request and no prompt computed. The same rule holds with and without a drafter.",
+    "request and no prompt computed, with and without a drafter.",
     "bulk": "Every engine step outside the long tail. bulk + tail = the whole rollout.",
     "gain": "The speed-up by drafts, estimated from the run itself "
-    "(`sam_rollout/telemetry/gain.py`). The estimate rebuilds the rollout's steps without drafts. "
-    "Each rebuilt step gets the duration of observed steps with the same number of tokens. In the "
-    "recorded runs the estimate lies within the 95 % interval of the measured speed-up, and "
-    "differs by less than about 20 % from the speed-up of the run's own pair. There is no estimate "
-    "if comparable steps were not observed, requests waited in the queue, steps were padded, or a "
-    "model drafts. A run without drafts (`compare.baseline_run`) measures the speed-up instead.",
+    "(`sam_rollout/telemetry/gain.py`). In the recorded runs the estimate lies within the 95 % "
+    "interval of the measured speed-up, and differs by less than about 20 % from the speed-up of "
+    "the run's own pair. There is no estimate if comparable steps were not observed, requests "
+    "waited in the queue, steps were padded, or a model drafts. A run without drafts "
+    "(`compare.baseline_run`) measures the speed-up instead.",
     "draft": "Drafts and their verification.",
     "head_training": "The training of the draft head (`sam.sources.model.train`). Acceptance is "
     "measured with greedy drafts for new responses, before the head learns from them.",
@@ -42,9 +41,9 @@ GROUPS = {
     "sampler": "The engine's samplers, ours or the stock ones, in runs with a drafter.",
     "routing": "The distribution of requests over replicas.",
     "rounds": "The generation rounds of dynamic sampling, written by the trainer.",
-    "sentinel": "Findings of the sentinel: 1 if something is wrong with the drafts, else 0. The "
-    "warning in the log says what to do. The metrics exist for training steps of runs with drafts, "
-    "unless `rollout_telemetry.sentinel.enabled` is false.",
+    "sentinel": "Findings of the [sentinel](troubleshooting.md#what-the-sentinel-says): 1 if "
+    "something is wrong with the drafts, else 0. The metrics exist for training steps of runs with "
+    "drafts.",
     "proof": "Responses of the training step with verified drafts, sampled again without drafts "
     "from the same random numbers (`rollout_telemetry.proof`). No other metric counts these "
     "samples, but timing_s/gen and timing_s/step include their time.",
@@ -124,7 +123,7 @@ _ENGINE = (
 _DRAFT = (
     Metric("draft/acceptance_length", "tokens",
            "Mean tokens of a request per verify step, with the bonus token: 1 + accepted_tokens / "
-           "verified drafts; 1 without drafts. Compare drafters by this number.", MEAN,
+           "verified drafts. Compare drafters by this number.", MEAN,
            lambda r: 1 + ratio(r.accepted_tokens.sum(), r.draft_requests.sum())),
     Metric("draft/drafted_tokens", "tokens",
            "Draft tokens verified. 0: the gate is closed, or the texts do not repeat.", SUM,
@@ -132,10 +131,10 @@ _DRAFT = (
     Metric("draft/accepted_tokens", "tokens", "Draft tokens accepted.", SUM,
            lambda r: r.accepted_tokens.sum()),
     *(Metric(f"draft/{kind}_{SOURCE}", "tokens",
-             f"The part of {kind}_tokens that came from one source: {', '.join(NAMES)}. Switch off "
-             "a source whose drafts are hardly accepted.", SUM,
+             f"The part of {kind}_tokens that came from one source{rest}.", SUM,
              methodcaller("by_source", kind))
-      for kind in ("drafted", "accepted")),
+      for kind, rest in (("drafted", f": {', '.join(NAMES)}"),
+                         ("accepted", ". Switch off a source whose drafts are hardly accepted"))),
     Metric(f"draft/accepted_position_{POSITION}", "1",
            "Share of verified drafts whose k-th token was accepted, k = 1, 2, ... Set "
            "sam.max_draft_tokens to the k at which the share comes near 0.", MEAN,
@@ -146,19 +145,18 @@ _DRAFT = (
            "time: use fewer sources.", MEAN,
            lambda r: ratio(r.drafter_us[r.has_drafter].sum(dtype=float), r.has_drafter.sum())),
     Metric("draft/failures", "failures",
-           "Errors that switched off an engine's drafter; the engine then decodes without drafts. "
-           "Resume the run to switch it on again."),
+           "Errors that switched off an engine's drafter. Resume the run to switch it on again."),
     Metric(f"draft/{SOURCE}_failures", "failures",
            "Errors of a source. The sentinel says whether the source was switched off."),
     Metric("draft/texts_failures", "failures",
            "Errors that switched off the folder of ended responses. Mend the disk and resume the "
            "run to switch it on again."),
     Metric("draft/exchange_failures", "failures",
-           "Failed exchanges of texts with other engines. They only lower acceptance; the log has "
+           "Failed exchanges of texts with other engines, which only lower acceptance. The log has "
            "the first cause."),
     Metric("draft/bytes", "bytes",
-           "Memory of the drafter's state at the end of the step. If the memory grows without end, "
-           "lower the sources' max_bytes."),
+           "Memory of the drafter's state at the end of the step. If it grows without end, lower "
+           "the sources' max_bytes."),
     Metric(f"draft/{SOURCE}_bytes", "bytes",
            "The part of bytes that one source takes."),
     Metric("draft/evictions", "requests",
@@ -166,27 +164,26 @@ _DRAFT = (
            "tokens fell."),
     Metric(f"draft/{SOURCE}_evictions", "automata", "The part of evictions in one source."),
     Metric("draft/refused_texts", "texts",
-           "Texts on a disk that were refused, because they are damaged or hold token ids that the "
-           "model lacks. Name another folder."),
+           "Texts on a disk that are damaged or hold token ids that the model lacks. Name another "
+           "folder."),
     Metric("draft/unknown_tokens", "tokens",
            "Draft tokens that the model's vocabulary lacks; drafts end before them. Above 0: the "
            "draft head belongs to another model."),
     Metric("draft/padding_tokens", "tokens",
-           "Tokens that only pad steps to captured graphs; they do not count as drafted. If there "
-           "are many, sam.pad_drafts may cost more than it saves."),
+           "Tokens that only pad steps to captured graphs, not counted as drafted. If there are "
+           "many, sam.pad_drafts may cost more than it saves."),
     *(Metric(f"draft/{kind}_context_{CONTEXT}", unit, meaning)
       for kind, unit, meaning in (
           ("verify", "requests",
-           "Verified drafts of texts that had at least lo tokens, and fewer than the next edge, "
-           f"when the draft was made; lo = {', '.join(map(str, CONTEXT_EDGES))}. The acceptance "
-           "length of a bin is 1 + accepted_context / verify_context. Bins without drafts are left "
-           "out."),
+           "Verified drafts of texts with at least lo tokens, and fewer than the next edge; lo = "
+           f"{', '.join(map(str, CONTEXT_EDGES))}. The acceptance length of a bin is 1 + "
+           "accepted_context / verify_context."),
           ("accepted", "tokens", "Accepted tokens of the drafts in verify_context."))),
     *(replace(own, name=f"draft/{own.name}") for entry in SOURCES for own in entry.metrics),
     Metric("sampler/time_us_per_step", "us",
-           "Host time in the engine's samplers per engine step, with verification. On an "
-           "accelerator this is the time to launch the kernels, plus a sampler's own waits for "
-           "the device. Compare it with rollout_sampler=stock.", MEAN,
+           "Host time in the engine's samplers per engine step; on an accelerator the time to "
+           "launch their kernels and to wait for the device. Compare it with "
+           "rollout_sampler=stock.", MEAN,
            lambda r: ratio(r.sampler_us[r.has_drafter].sum(dtype=float), r.has_drafter.sum())),
 )  # fmt: skip
 
@@ -203,31 +200,29 @@ _HEAD_TRAINING = (
     Metric("head_training/updates", "updates",
            "Updates of the head's weights. 0: the time budget was too small for one update.", STEP),
     Metric("head_training/failures", "1",
-           "1 after the head's training has failed and ended. See the trainer's log.",
+           "1 after the head's training has failed. See the trainer's log.",
            STEP),
 )  # fmt: skip
 
 _GATE = (
     Metric("gate/open_share", "1",
-           "Engine steps with an open gate / engine steps with a drafter. Steps in which "
-           "sam.gate.kind=auto finds drafts but hands none to the engine count as open. If the "
-           "share is 0 in a long tail, compare measured_ms_per_token and "
-           "predicted_ms_per_token.", MEAN,
+           "Engine steps with an open gate / engine steps with a drafter. Steps whose drafts "
+           "sam.gate.kind=auto does not hand to the engine count as open. If the share is 0 in a "
+           "long tail, compare measured_ms_per_token and predicted_ms_per_token.", MEAN,
            lambda r: ratio(r.gate_open.sum(), r.has_drafter.sum())),
     Metric("gate/failures", "failures",
            "Errors that closed the gate, or that lost its counters. Resume the run to switch it on "
            "again."),
     Metric("gate/lone_steps", "steps",
-           "Steps for which an engine decided alone, in a group of engines that share experts. "
-           "Above 0: the group's exchange fails."),
+           "Steps for which one of several engines that share experts decided alone. Above 0: "
+           "their exchange fails."),
     Metric("gate/calibration", "1",
            "With sam.gate.kind=auto: draft tokens that proved right / the number that the drafter "
-           "expected. Far from 1: the drafter's probabilities are wrong; the gate corrects them.",
+           "expected. If this is far from 1, the gate corrects the drafter's probabilities.",
            MEAN, lambda r: r.counted_ratio("gate/right_tokens", "gate/expected_tokens")),
     Metric("gate/tree_share", "1",
-           "With sam.draft_shape=auto where trees can be verified: engine steps with trees / "
-           "engine steps with an open gate. Near 1: tokens are nearly free, try a larger "
-           "sam.max_draft_tokens.",
+           "With sam.draft_shape=auto: engine steps with trees / engine steps with an open gate. "
+           "Near 1: try a larger sam.max_draft_tokens.",
            MEAN, lambda r: r.counted_ratio("gate/tree_steps", "gate/open_steps")),
     Metric("gate/measured_ms_per_token", "ms",
            "With sam.gate.kind=auto: time per token of the steps that the gate learned from.", MEAN,
@@ -265,26 +260,25 @@ _TRAINER = (
            "Prompts dropped because the batch was full. If there are many, lower "
            "dynamic_sampling.gen_batch_size.", STEP),
     Metric("rounds/staleness", "updates",
-           "Weight updates between a token's sampling and its training, mean over the batch's "
-           "tokens; only with asynchronous trainers. If rewards are lower than in a synchronous "
-           "run, lower the trainer's num_warmup_batches or "
-           "trainer.v1.sampler.max_off_policy_threshold.", STEP),
+           "With asynchronous trainers: weight updates between a token's sampling and its "
+           "training, mean over the batch. If rewards are lower than in a synchronous run, lower "
+           "the trainer's num_warmup_batches or trainer.v1.sampler.max_off_policy_threshold.",
+           STEP),
     Metric("rounds/accuracy_unfiltered", "1",
-           "Share of right responses before any prompt was dropped. The share rises if the policy "
-           "learns.",
+           "Share of right responses before any prompt was dropped; it rises if the policy learns.",
            STEP),
     Metric("proof/identical_share", "1",
            "Share of these responses that are equal, token for token. Below 1: see ties_share.",
            STEP),
     Metric("proof/first_difference", "tokens",
-           "Median number of equal tokens before the first difference, over the responses that "
-           "differ. If it is small, rounding is unlikely to be the cause.", STEP),
+           "Median number of equal tokens before the first difference of a response. If it is "
+           "small, rounding is unlikely to be the cause.", STEP),
     Metric("proof/ties_share", "1",
-           "Share of the checked first differences that are numerical ties "
-           "(`sam_rollout/verification/ties.py`). 1: rounding causes them, and the distribution is "
-           "right. Below 1: the sentinel warns.", STEP),
+           "Share of the checked first differences that are [numerical "
+           "ties](verification.md#a-proof-in-your-own-run). 1: rounding causes them, and the "
+           "distribution is right. Below 1: the sentinel warns.", STEP),
     Metric("proof/time_s", "s",
-           "Time to sample these responses. If it is too large a part of timing_s/step, raise "
+           "Time to sample these responses. If it takes too long, raise "
            "rollout_telemetry.proof.every.", STEP),
     *(Metric(f"sentinel/{name}", "1", meaning, STEP) for name, meaning in FINDINGS.items()),
     Metric(VERSION_METRIC, "1",
@@ -297,13 +291,13 @@ _TRAINER = (
            "The baseline's response_length/mean. If this run's value differs, the texts "
            "differ.", STEP),
     Metric("compare/reward_baseline", "1",
-           "The baseline's critic/rewards/mean. If this run's value differs more and more, the "
-           "sides learn differently.", STEP),
+           "The baseline's critic/rewards/mean. If this run's value drifts away, the sides learn "
+           "differently.", STEP),
     Metric("compare/probs_diff_baseline", "1",
            "The baseline's training/rollout_probs_diff_mean, which the sentinel compares.", STEP),
     Metric("compare/speedup_rollout", "1",
-           "Baseline / this run, time of the rollout; 1.1 means 1.1 times as fast. Below 1: train "
-           "with sam=off, or see gate and acceptance length.", STEP),
+           "Baseline / this run, time of the rollout. Below 1: train with sam=off, or see gate and "
+           "acceptance length.", STEP),
     Metric("compare/speedup_tail", "1", "Baseline / this run, time in the long tail.", STEP),
     Metric("compare/speedup_step", "1", "Baseline / this run, time of the training step.", STEP),
     Metric("compare/speedup_rollout_so_far", "1",

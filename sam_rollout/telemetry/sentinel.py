@@ -21,7 +21,7 @@ from sam_rollout.telemetry.tables import ratio
 
 # Finding -> what its metric means. The metric is `sam/sentinel/<finding>`.
 FINDINGS = {
-    "hardly_accepted": "Drafts were verified, but almost none was accepted, over the last "
+    "hardly_accepted": "Almost no verified draft was accepted over the last "
     "rollout_telemetry.sentinel.steps training steps. Steps in which sam.gate.kind=auto only tried "
     "drafts do not count.",
     "acceptance_halved": "Accepted tokens per verified draft token and per engine step open to "
@@ -30,9 +30,9 @@ FINDINGS = {
     "counters_missing": "Responses were sampled, but at least one engine reported no counters or "
     "no engine steps.",
     "part_failed": "An engine's drafter, gate, folder of ended responses or recording has failed "
-    "and stays off until the engine restarts. The warning names it.",
-    "source_impaired": "A draft source survived an error in this training step. It still drafts, "
-    "but without the texts that it could not read, keep or receive.",
+    "and stays off until the engine restarts.",
+    "source_impaired": "A draft source still drafts after an error in this training step, but "
+    "lacks some texts.",
     "probabilities_differ": "The difference between the trainer's and the rollout's probabilities "
     "of sampled tokens is larger or smaller than in the baseline (compare.baseline_run) by more "
     "than the factor largest_ratio, over rollout_telemetry.sentinel.steps training steps.",

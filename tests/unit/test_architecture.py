@@ -155,7 +155,7 @@ def test_no_function_has_more_arguments_than_a_reader_holds():
                 arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
                 count = sum(one.arg not in ("self", "cls") for one in arguments)
                 made_by = " ".join(map(ast.unparse, node.decorator_list))
-                is_free = re.search(r"\b(njit|kernel|command)\b|_inlined", made_by)
+                is_free = re.search(r"\b(njit|jit|kernel|command)\b|_inlined", made_by)
                 name = f"{name_of(path)}: {node.name}"
                 assert is_free or count <= MOST_ARGUMENTS or name.endswith(upstream), name
 

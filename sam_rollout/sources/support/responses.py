@@ -47,15 +47,15 @@ class TextsConfig(Section):
         "",
         allowed="a folder",
         meaning="Folder that keeps ended responses for the sources `prompt` and `run`, 4 bytes per "
-        "token. An empty path means `sam/texts` in the run folder; plain vLLM then keeps no "
-        "responses. Engines may share a folder, and a run may begin with another run's folder.",
+        "token ([rules](#earlier-steps-and-resumed-runs)). An empty path means `sam/texts` in the "
+        "run folder; plain vLLM then keeps no responses.",
     )
     max_bytes: int = setting(
         8_000_000_000,
         minimum=64 << 20,
-        meaning="Size of that folder. The oldest responses are deleted first. Each engine writes a "
-        "segment of its own, a 256th of this size, so at most 255 engines share a folder. A "
-        "response that is longer than a segment loses its beginning.",
+        meaning="Size of that folder. The oldest responses are deleted first. Each engine writes "
+        "segments of a 256th of this size, so at most 255 engines share a folder. A response that "
+        "is longer than a segment loses its beginning.",
     )
     max_responses_per_prompt: int = setting(
         16,
