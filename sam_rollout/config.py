@@ -75,7 +75,7 @@ class GateConfig(Section):
         object.__setattr__(self, "schedule", schedule)
 
     def budgets(self, k: int) -> dict[int, int]:
-        """Return the draft tokens per request, by largest number of running requests.
+        """Return the draft tokens per request, by the largest number of running requests that gets them.
 
         The kind `auto` uses this mapping while it cannot measure.
         """
@@ -244,7 +244,7 @@ class ProofConfig(Section):
 class RolloutTelemetryConfig(Section):
     """The record of a rollout, with or without speculation; the Hydra group `rollout_telemetry`.
 
-    `curve_every` is the number of training steps between two pictures of running requests.
+    A plot of the running requests is logged every `curve_every` training steps (0: never).
     """
 
     PATH: ClassVar[str] = "rollout_telemetry"

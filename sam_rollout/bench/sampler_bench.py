@@ -49,7 +49,7 @@ class Setting:
 
 
 class Case:
-    """One size: random distributions in which each draft token has probability `ACCEPTANCE`."""
+    """Inputs of one size: random distributions; each draft token has probability `ACCEPTANCE`."""
 
     def __init__(self, batch: int, k: int, setting: Setting) -> None:
         self.batch, self.k = batch, k

@@ -92,7 +92,8 @@ class DraftPolicy:
 
     def rearrange(self, rows: np.ndarray) -> None:
         """Move the rows of a changed batch: `rows`, int[B], has their old numbers, -1 if new."""
-        self._votes[: len(rows)] = self._votes[rows]  # without a draft, a row's votes are unused
+        # A new row gets the votes of another row. They are unused until it has a draft of its own.
+        self._votes[: len(rows)] = self._votes[rows]
 
     def learn(self, verified: Verified, token_ids: Int32Array, batch: DraftBatch) -> None:
         """Learn which of the last drafts' tokens were right; `token_ids` has the texts."""

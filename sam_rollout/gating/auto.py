@@ -8,8 +8,8 @@ docs/gating.md explains how it decides. The terms of this module:
 * A trial is a step with another level than the best level, made only to learn from the step.
 
 If only some requests may have drafts of a shape, the shape's offers are learned from these
-requests. If engines decide together (``agreement.py``), each learns times from the busiest engine's
-load, and offers from its own requests.
+requests. If engines decide together (``agreement.py``), each engine learns step times with the
+busiest engine's load, but its offers from its own requests.
 """
 
 import math

@@ -17,7 +17,7 @@ class ShapeTrials:
 
     def __init__(self) -> None:
         self._begun_at, self._again = 0, _AGAIN
-        # Sum over this series' trials of the requests that may have drafts of the shape on trial.
+        # Number of requests that may have drafts of the tried shape, summed over this series.
         self._rows = 0.0
         # New offers, which replace the shape's known offers once they come from `LOOK_ROWS`
         # requests. The first series adds to the known offers instead.

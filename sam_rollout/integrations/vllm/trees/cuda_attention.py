@@ -1,6 +1,7 @@
 """Computes attention of draft trees on NVIDIA GPUs; FlashAttention attends to the context.
 
-A kernel of our own attends to the trees, adds both results and writes them (`cuda_kernels.py`).
+A kernel of our own attends to the trees, merges the result with that for the context by their
+log-sum-exps, and writes the output (`cuda_kernels.py`).
 
 Between piecewise graphs, attention can be replaced. In full graphs it cannot, so engines with full
 graphs draft chains.
