@@ -75,7 +75,7 @@ class GateConfig(Section):
         object.__setattr__(self, "schedule", schedule)
 
     def budgets(self, k: int) -> dict[int, int]:
-        """Return the draft tokens per request, by the largest number of running requests that gets them.
+        """Return upper bounds of the number of running requests, each with its draft tokens.
 
         The kind `auto` uses this mapping while it cannot measure.
         """

@@ -127,8 +127,7 @@ def vote_lanes(lanes, tasks, asked, count, waiting):
 
     Args:
         lanes, tasks: addresses of the tables of lanes and tasks.
-        asked, count: the numbers of the lanes to process, int64[count], and the number of these
-            lanes.
+        asked, count: int64[count], the indices of the lanes to process, and how many these are.
         waiting: int64[count or more], scratch space.
     """
     looking = 0

@@ -49,7 +49,7 @@ class Setting:
 
 
 class Case:
-    """Inputs of one size: random distributions; each draft token has probability `ACCEPTANCE`."""
+    """Random distributions for one size; a draft token has a probability of about `ACCEPTANCE`."""
 
     def __init__(self, batch: int, k: int, setting: Setting) -> None:
         self.batch, self.k = batch, k

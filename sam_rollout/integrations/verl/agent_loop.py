@@ -170,7 +170,7 @@ class SamAgentLoopManager(AgentLoopManagerTQ):
         self._asked: dict[str, tuple[int, Counter[str]]] = {}
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """Assign sibling numbers, which go on if a prompt recurs in a step; dispatch as verl does."""
+        """Assign sibling numbers, also across equal prompts of a step; dispatch as verl does."""
         # .get() would return a wrapper, which is always true.
         validate = bool(prompts["validate"]) if "validate" in prompts else False
         split, step = VAL_SPLIT if validate else TRAIN_SPLIT, int(prompts["global_steps"])

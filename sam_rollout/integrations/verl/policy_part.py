@@ -51,8 +51,8 @@ class PolicyPart(Protocol):
     def watched(self, step: Step) -> AbstractContextManager[None]:
         """Return a context in which `step` runs each of verl's forward passes.
 
-        The arguments of `step` are the policy's chunk, the micro-batch and a function that runs the
-        pass.
+        The arguments of `step` are the index of the model chunk, the micro-batch and a function
+        that runs the pass.
         """
 
     def tokens(self, output: Tensor, micro_batch: Any) -> Tensor:

@@ -88,8 +88,8 @@ def join_records(
 ) -> ReplicaRecords:
     """Join the records of an engine's workers, its recorder and the server.
 
-    `workers` has each worker's answer to `sam_drain`, which is None without a draft session. They
-    were asked at `asked_s` by this process's monotonic clock. `traced` keeps token ids.
+    `workers` has each worker's answer to `sam_drain`, which is None without a draft session. The
+    workers were asked at `asked_s` on this process's monotonic clock. `traced` keeps token ids.
     """
     session = next((part for part in workers if part), None)
     steps = on_this_clock(session, asked_s) if session else None

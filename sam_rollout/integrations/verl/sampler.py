@@ -236,7 +236,7 @@ class AsyncRefillReplayBuffer(RefillReplayBuffer, ReplayBufferAsync):
         self._times_s: list[float] = []  # times of the step's batches so far
 
     def note_restored(self) -> None:
-        """Continue with a checkpoint's groups; those that an earlier step counted do not count again."""
+        """Continue with a checkpoint's groups; those that an earlier step counted are not new."""
         self._sync_metadata_from_transfer_queue()
         restored = self.prompt_global_steps[TRAIN_SPLIT]
         # verl would write the responses that a step trained on into every later checkpoint.

@@ -57,7 +57,7 @@ def model(**paths) -> dict:
          "sampler", "unfair", "rollout_sampler.kind: coupled_inversion in BASE, stock in SAM"),
         (config(coupling="inversion"), config(coupling="gumbel"),
          "sampler", "unfair", "coupling: inversion in BASE, gumbel in SAM"),
-        ({}, config(coupling="gumbel"),  # before runs recorded it, coupled meant inversion
+        ({}, config(coupling="gumbel"),  # older runs recorded no coupling; it was inversion
          "sampler", "unfair", "coupling: inversion in BASE, gumbel in SAM"),
         ({}, config(rollout_sampler={"batch_invariant": True}),  # nothing recorded: it was off
          "sampler", "unfair", "rollout_sampler.batch_invariant: False in BASE, True in SAM"),

@@ -288,7 +288,7 @@ def holders_of(root: object, word: str) -> list[object]:
     seen, found, todo = {id(root)}, [], [root]
     while todo:
         one = todo.pop()
-        keys = list(one) if isinstance(one, dict) else []  # gc leaves out keys that are texts
+        keys = list(one) if isinstance(one, dict) else []  # gc leaves out keys that are strings
         for part in [*keys, *gc.get_referents(one)]:
             if isinstance(part, str) and word in part:
                 found.append(one)

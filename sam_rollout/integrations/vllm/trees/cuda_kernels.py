@@ -37,7 +37,7 @@ def add_trees(
 
 
 def block(width: int) -> int:
-    """Return the side of the block that holds `width` entries."""
+    """Return the length of a block's dimension for `width` entries: a power of two."""
     return max(LEAST_BLOCK, triton.next_power_of_2(width))
 
 

@@ -5,8 +5,8 @@ the whole text before the tree, so the kernel computes this part without a mask,
 log-sum-exp of its scores. In the other part, the tokens of the tree attend to each other: at most
 k + 1 tokens per request, with plain operations. The log-sum-exps say how to weigh the two results.
 
-Rows without a tree keep the engine's own attention. If all tokens of a step belong to trees, and
-the engine's attention does not write the cache, it is not called.
+Rows without a tree keep the engine's own attention. If all tokens of a step belong to trees, the
+engine's attention is left out, unless it also writes the cache (`writes_cache`).
 """
 
 from __future__ import annotations
