@@ -128,6 +128,7 @@ def run_side(drafts: str, scheduling: str) -> list[dict[str, float]]:
     with offline_engine(
         str(MODEL), sam, RolloutSamplerConfig(kind="coupled" if drafts in SHAPES else "stock"),
         worker_extension="benchmarks.emulated_device.EmulatedWorkerExtension",
+        record=drafts in SHAPES,
         distributed_executor_backend="mp", max_model_len=1024, max_num_seqs=max(REQUESTS),
         max_num_batched_tokens=16_384, disable_log_stats=False, **further,
     ) as engine:  # fmt: skip
@@ -136,7 +137,12 @@ def run_side(drafts: str, scheduling: str) -> list[dict[str, float]]:
             raise RuntimeError(f"{drafts} does not schedule as asked: {scheduling}")
         k = NODES if drafts in SHAPES else K
         cells = [(5, 8), *cells_of(drafts)]  # the first one warms up
-        return [measure(engine, known, cell, number, k) for number, cell in enumerate(cells)][1:]
+        found = [measure(engine, known, cell, number, k) for number, cell in enumerate(cells)][1:]
+        if SHAPES.get(drafts) == "tree":
+            steps = engine.collective_rpc("sam_drain")[0]["steps"]
+            if not 2 * sum(trees > 0 for trees in steps["draft_trees"]) > len(steps["draft_trees"]):
+                raise RuntimeError("most steps verified no tree")
+        return found
 
 
 def run_all(rounds: int) -> list[dict[str, Any]]:

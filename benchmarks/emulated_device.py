@@ -165,7 +165,7 @@ def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
                 )
                 place = self.positions[metadata.logits_indices].long() + 1
                 truth = torch.from_numpy(known[rows[layout.request_of_row], place])
-                # With trees, this also moves accepted tokens in the cache.
+                # With trees, this also finds out which tokens have to move in the cache.
                 verify = getattr(self.rejection_sampler, "_keep", verify_coupled)
                 sampled = verify(layout, drafts, truth.long()).numpy()
             tokens = torch.from_numpy(np.ascontiguousarray(sampled, np.int32))

@@ -163,6 +163,8 @@ def _number(entry: Mapping[str, Any], key: str, place: str) -> int:
     value = entry.get(key)
     if value is None:
         return 0
+    if isinstance(value, float) and value.is_integer():  # tables with gaps have floats
+        return int(value)
     if not isinstance(value, int):
         raise TraceError(f"{place}: {key} = {value!r:.60}, expected a whole number")
     return value

@@ -48,6 +48,8 @@ def test_what_is_null_is_not_known(tmp_path):
     path.write_text('{"tokens": [1, 2], "group": null, "sibling": null, "step": null}\n' * 2)
     first, second = read_traces(path)
     assert (first.sibling, first.step) == (0, 0) and first.group != second.group
+    path.write_text('{"tokens": [1, 2], "step": 3.0}\n')
+    assert [trace.step for trace in read_traces(path)] == [3]
 
 
 def test_a_damaged_row_of_a_table_is_named(tmp_path):

@@ -35,6 +35,10 @@ class CudaTreeAttention(SplitTreeAttention):
     def why_not(cls, runner: Any) -> str:
         if Version(vllm.__version__).release[:2] != Version(RELEASE).release:
             return f"trees on GPUs are written for vLLM {RELEASE}, not {vllm.__version__}"
+        layers = runner.compilation_config.static_forward_context.values()
+        impls = [layer.impl for layer in layers if hasattr(layer, "impl")]  # experts have none
+        if len({(impl.num_kv_heads, impl.head_size) for impl in impls}) > 1:
+            return "layers with caches of several shapes"
         return super().why_not(runner)
 
     @classmethod
@@ -62,8 +66,10 @@ class CudaTreeAttention(SplitTreeAttention):
         )
         cuda_kernels.add_trees(step, query, key, value, impl.scale, context, output)
 
-    def accept(self, trees: StepTrees, path: torch.Tensor, token_ids: torch.Tensor) -> None:
-        caches = [half for cache in self._caches.values() for half in self._halves(cache)]
-        slots = self._runner.input_batch.block_table[0].slot_mapping.gpu
+    @classmethod
+    def move(
+        cls, kv_caches: list[Any], slots: torch.Tensor, trees: StepTrees, path: torch.Tensor,
+        token_ids: torch.Tensor,
+    ) -> None:  # fmt: skip
         first = torch.from_numpy(trees.first).to(path.device, non_blocking=True)
-        cuda_kernels.move_accepted(caches, slots, first, path, token_ids)
+        cuda_kernels.move_accepted(kv_caches, cls.cache_axis, slots, first, path, token_ids)

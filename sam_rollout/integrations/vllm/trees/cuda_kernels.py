@@ -4,13 +4,13 @@ The kernels have not run on a GPU yet: tests compile them for a GPU and run them
 interpreter.
 """
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 
 from sam_rollout.integrations.vllm.trees.split_attention import Pair, SplitStep
-
-LEAST_BLOCK = 16  # the smallest side of a matrix that tl.dot multiplies
 
 
 def add_trees(
@@ -28,20 +28,26 @@ def add_trees(
             log-sum-exps, float32 [heads, R * T].
     """
     (rows, nodes), (_, heads, size) = step.tokens.shape, query.shape
+    query, key, value = (
+        one if one.stride()[1:] == (size, 1) else one.contiguous() for one in (query, key, value)
+    )
     found, lse = context
     _add_tree[(rows, heads)](
         query, key, value, step.tokens, step.own, found, lse, output, scale, nodes, size,
         heads // key.shape[1], query.stride(0), key.stride(0), value.stride(0), found.stride(0),
-        output.stride(0), lse.stride(0), NODES=block(nodes), SIZE=block(size),
+        output.stride(0), lse.stride(0), NODES=block(nodes, 32), SIZE=block(size),
     )  # fmt: skip
 
 
-def block(width: int) -> int:
-    """Return the length of a block's dimension for `width` entries: a power of two."""
-    return max(LEAST_BLOCK, triton.next_power_of_2(width))
+def block(width: int, least: int = 16) -> int:
+    """Return the length of a block's dimension for `width` entries: a power of two.
+
+    `tl.dot` needs at least 16. A larger minimum spares the engine compiling several kernels.
+    """
+    return max(least, triton.next_power_of_2(width))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["nodes", "lse_stride"])
 def _add_tree(
     query, key, value, tokens, own, found, lse, output, scale, nodes, size, shared, query_stride,
     key_stride, value_stride, found_stride, output_stride, lse_stride,
@@ -77,48 +83,54 @@ def _add_tree(
 
 
 def move_accepted(
-    caches: list[torch.Tensor], slots: torch.Tensor, first: torch.Tensor, path: torch.Tensor,
-    token_ids: torch.Tensor,
+    kv_caches: list[torch.Tensor], axis: int, slots: torch.Tensor, first: torch.Tensor,
+    path: torch.Tensor, token_ids: torch.Tensor,
 ) -> None:  # fmt: skip
     """Move keys and values of accepted tokens behind each other, in all layers at once.
 
     The host does not wait for the device.
 
     Args:
-        caches: the keys and the values of each layer, [blocks, block size, heads, head size] each,
-            with the same shape and strides.
-        slots: int64 [step's tokens], places in the cache.
+        kv_caches: the cache of each layer, [blocks, block size, heads, head size] with another
+            axis for keys and values. All layers have the same shape and strides.
+        axis: the axis for keys and values.
+        slots: int [step's tokens], places in the cache.
         first: int [B], index of each request's last known token among the step's tokens.
         path: int64 [B, N + 1], the accepted path's node at each depth.
         token_ids: int32 [B, N + 1], the sampled tokens, then negative numbers.
     """
-    cache = caches[0]
-    if any((one.shape, one.stride()) != (cache.shape, cache.stride()) for one in caches):
-        raise ValueError("layers with caches of different shapes cannot have draft trees")
-    (rows, depths), (_, in_block, heads, size) = path.shape, cache.shape
-    bases = torch.tensor([one.data_ptr() for one in caches])
-    _move[(rows, len(caches))](
-        bases.to(cache.device, non_blocking=True), slots, first, path, token_ids, depths,
-        in_block, heads * size, size, *cache.stride()[:3], WIDTH=block(heads * size),
-        TYPE={1: tl.int8, 2: tl.int16, 4: tl.int32}[cache.element_size()],
+    kv_cache, (rows, depths) = kv_caches[0], path.shape
+    half = kv_cache.select(axis, 0)
+    _, in_block, heads, size = half.shape
+    addresses = tuple(one.data_ptr() for one in kv_caches)
+    _move[(rows, 2 * len(kv_caches))](
+        _on_device(addresses, kv_cache.device), slots, first, path, token_ids, depths,
+        path.stride(0), token_ids.stride(0), in_block, heads * size, size, kv_cache.stride(axis),
+        *half.stride()[:3], WIDTH=block(heads * size),
+        TYPE={1: tl.int8, 2: tl.int16, 4: tl.int32}[kv_cache.element_size()],
     )  # fmt: skip
 
 
-@triton.jit
+@lru_cache(maxsize=4)  # an engine's caches stay where they are for many steps
+def _on_device(addresses: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    return torch.tensor(addresses).to(device)
+
+
+@triton.jit(do_not_specialize=["depths", "path_stride", "token_stride"])
 def _move(
-    bases, slots, first, path, token_ids, depths, in_block, width, size, block_stride, slot_stride,
-    head_stride, WIDTH: tl.constexpr, TYPE: tl.constexpr,
+    bases, slots, first, path, token_ids, depths, path_stride, token_stride, in_block, width, size,
+    half_stride, block_stride, slot_stride, head_stride, WIDTH: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0)
-    cache = tl.load(bases + tl.program_id(1)).to(tl.pointer_type(TYPE))
+    row, layer, half = tl.program_id(0), tl.program_id(1) // 2, tl.program_id(1) % 2
+    cache = tl.load(bases + layer).to(tl.pointer_type(TYPE)) + half * half_stride
     element = tl.arange(0, WIDTH)
     inside = element < width
     offset = element // size * head_stride + element % size
     root = tl.load(first + row)
     # A node's index is at least its depth, so no move overwrites what a later one reads.
     for depth in range(1, depths):
-        node = tl.load(path + row * depths + depth)
-        if (tl.load(token_ids + row * depths + depth) >= 0) & (node != depth):
+        node = tl.load(path + row * path_stride + depth)
+        if (tl.load(token_ids + row * token_stride + depth) >= 0) & (node != depth):
             source = tl.load(slots + root + node).to(tl.int64)
             target = tl.load(slots + root + depth).to(tl.int64)
             source = source // in_block * block_stride + source % in_block * slot_stride

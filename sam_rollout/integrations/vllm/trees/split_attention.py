@@ -118,13 +118,24 @@ class SplitTreeAttention(TreeAttention):
         return SplitStep.of(trees, starts, batch.num_computed_tokens_cpu[:rows], table)
 
     def accept(self, trees: StepTrees, path: torch.Tensor, token_ids: torch.Tensor) -> None:
+        slots = self._runner.input_batch.block_table[0].slot_mapping.gpu
+        self.move(list(self._caches.values()), slots, trees, path, token_ids)
+
+    @classmethod
+    def move(
+        cls, kv_caches: list[Any], slots: torch.Tensor, trees: StepTrees, path: torch.Tensor,
+        token_ids: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """Move keys and values of accepted tokens in the layers' caches, as `moves` says.
+
+        `slots`, int [tokens], has the place of each of the step's tokens in the caches.
+        """
         source, target = moves(trees, path, token_ids)
         if not len(source):
             return
-        slots = self._runner.input_batch.block_table[0].slot_mapping.gpu
         source, target = slots[source].long(), slots[target].long()
-        for kv_cache in self._caches.values():
-            for cache in self._halves(kv_cache):
+        for kv_cache in kv_caches:
+            for cache in cls._halves(kv_cache):
                 size = cache.shape[1]
                 cache[target // size, target % size] = cache[source // size, source % size]
 
@@ -174,8 +185,9 @@ class SplitTreeAttention(TreeAttention):
     def deviation(cls, impl: Any, runner: Any) -> float:
         """Return the largest difference of `compute` from undivided attention on the host.
 
-        Trees and texts are made up: a text has one token, one fills a page, one exceeds 512 tokens.
-        Operators of accelerators have been wrong beyond that length.
+        It is infinite if `move` moves other keys and values than it should. Trees and texts are
+        made up: a text has one token, one fills a page, one exceeds 512 tokens. Operators of
+        accelerators have been wrong beyond that length.
         """
         k, block_size = runner.num_spec_tokens, runner.cache_config.block_size
         contexts = np.array([1, block_size, 3, 520 + 2 * block_size])
@@ -194,8 +206,11 @@ class SplitTreeAttention(TreeAttention):
         shape = [4 * -(-int(contexts.max()) // block_size), block_size, impl.num_kv_heads]
         table = torch.randperm(shape[0], generator=dice).view(4, -1)
         step = SplitStep.of(trees, starts, contexts, table.to(runner.device, torch.int32))
-        query = 3 * random(int(starts[-1]), impl.num_heads, impl.head_size)  # makes weights uneven
-        key, value = (random(len(query), impl.num_kv_heads, impl.head_size) for _ in range(2))
+        # One tensor has all three, as in a layer.
+        heads = [impl.num_heads, impl.num_kv_heads, impl.num_kv_heads]
+        together = random(int(starts[-1]), sum(heads), impl.head_size)
+        query, key, value = together.split(heads, dim=1)
+        query *= 3  # makes weights uneven
         shape.insert(cls.cache_axis, 2)
         kv_cache, output = random(*shape, impl.head_size), torch.zeros_like(query)
         cls.compute(impl, step, query, key, value, kv_cache, output)
@@ -211,7 +226,32 @@ class SplitTreeAttention(TreeAttention):
             )
             found, _ = attend(query[tokens][None].cpu(), keys, values, mask, impl.scale)
             expected[tokens.cpu()] = found[0]
+        if not cls._moves_right(trees, kv_cache, dice):
+            return float("inf")
         return float((output.cpu().float() - expected).abs().max())
+
+    @classmethod
+    def _moves_right(cls, trees: StepTrees, kv_cache: torch.Tensor, dice: torch.Generator) -> bool:
+        """Accept the last draft token of each tree, and compare `move` with moves on the host."""
+        expected = [half.cpu().flatten(0, 1).clone() for half in cls._halves(kv_cache)]
+        (rows, most), device = trees.parents.shape, kv_cache.device
+        slots = torch.randperm(len(expected[0]), generator=dice)[: int(trees.counts.sum()) + rows]
+        # The rows of a step's path have a gap between them, too.
+        path = torch.zeros(rows, most + 2, dtype=torch.int64)[:, : most + 1]
+        token_ids = torch.full((rows, most + 1), -1, dtype=torch.int32)
+        for row, (count, first) in enumerate(zip(trees.counts, trees.first, strict=True)):
+            nodes, node = [0], int(count)
+            while node > 0:
+                nodes.insert(1, node)
+                node = int(trees.parents[row, node - 1])
+            path[row, : len(nodes)], token_ids[row, : len(nodes)] = torch.tensor(nodes), 0
+            places = slots[int(first) :]
+            for cache in expected:
+                cache[places[: len(nodes)]] = cache[places[nodes]]
+        wide = torch.zeros(rows, most + 2, dtype=torch.int64, device=device)[:, : most + 1]
+        cls.move([kv_cache], slots.to(device), trees, wide.copy_(path), token_ids.to(device))
+        found = (half.cpu().flatten(0, 1) for half in cls._halves(kv_cache))
+        return all(map(torch.equal, found, expected))
 
     def forward(
         self, original: Any, layer: Any, query: torch.Tensor, key: torch.Tensor,

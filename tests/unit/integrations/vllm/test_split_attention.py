@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from unittest import mock
@@ -89,6 +90,16 @@ def add_plainly(step, query, key, value, scale, context, output):
                 output[token] = merged[row, node]
 
 
+def move_plainly(kv_caches, axis, slots, first, path, token_ids, rows=None):
+    """Do what the kernel for GPUs does, with plain operations, for the first `rows` requests."""
+    for row, tokens in enumerate(token_ids[:rows]):
+        for depth in range(1, int((tokens >= 0).sum())):
+            source, target = slots[first[row] + path[row, depth]], slots[first[row] + depth]
+            for half in (half for cache in kv_caches for half in cache.unbind(axis)):
+                size = half.shape[1]
+                half[target // size, target % size] = half[source // size, source % size]
+
+
 FAULTS = {
     "no": (flash_attention, add_plainly),
     "a tree's attention alone": (
@@ -100,6 +111,7 @@ FAULTS = {
     "nothing that is a number": (
         flash_attention, lambda *_: _[-1].fill_(float("nan"))),
     "an error": (None, add_plainly),
+    "moves in one request alone": (flash_attention, add_plainly, partial(move_plainly, rows=1)),
 }  # fmt: skip
 
 
@@ -123,10 +135,11 @@ def runner_of(dtype, k, heads, kv_heads, size, graphs=False, **impl):
 @pytest.fixture
 def with_fault(monkeypatch):
     def set_up(name):
-        attention, adding = FAULTS[name]
+        attention, adding, moving, *_ = *FAULTS[name], move_plainly
         stand_in = SimpleNamespace(flash_attn_varlen_func=attention)
         monkeypatch.setitem(sys.modules, "vllm.vllm_flash_attn", stand_in)
         monkeypatch.setattr(cuda_kernels, "add_trees", adding)
+        monkeypatch.setattr(cuda_kernels, "move_accepted", moving)
         monkeypatch.setattr("vllm.__version__", "0.24.1")
 
     return set_up
@@ -155,6 +168,10 @@ def test_what_the_operators_cannot_do_is_refused(with_fault, monkeypatch):
     why_not, shape = CudaTreeAttention.why_not, (torch.bfloat16, 8, 4, 2, 16)
     assert why_not(runner_of(*shape, sinks=torch.zeros(4))) == "attention with sinks"
     assert "full graphs" in why_not(runner_of(*shape, graphs=True))
+    several = runner_of(*shape)
+    other = runner_of(torch.bfloat16, 8, 4, 1, 16).compilation_config.static_forward_context
+    several.compilation_config.static_forward_context["1"] = other["0"]
+    assert why_not(several) == "layers with caches of several shapes"
     monkeypatch.setattr("vllm.__version__", "0.31.0")
     assert "not 0.31.0" in why_not(runner_of(*shape))
 
@@ -178,6 +195,8 @@ def test_layers_compute_trees_in_two_parts_and_other_rows_as_before(with_fault):
         query_start_loc=SimpleNamespace(np=np.array([0, 6, 9], np.int32)),
         input_batch=SimpleNamespace(num_computed_tokens_cpu=np.array([10, 11])),
     )
+    slots = SimpleNamespace(gpu=torch.arange(9) + 10)
+    runner.input_batch.block_table = [SimpleNamespace(slot_mapping=slots)]
     keeper = SimpleNamespace(step=None)
     with mock.patch.object(CudaTreeAttention, "implementation", SimpleNamespace):
         attention = CudaTreeAttention(runner, keeper)
@@ -192,6 +211,12 @@ def test_layers_compute_trees_in_two_parts_and_other_rows_as_before(with_fault):
     keeper.step = trees
     shown = output()
     assert shown[:6].any(dim=1).all() and not shown[6:].any(), "the second request has a chain"
+    # The first and third draft tokens are accepted, so the third one's keys and values move to the
+    # position after the first.
+    expected, path = cache.clone(), torch.tensor([[0, 1, 3, 0, 0, 0], [0] * 6])
+    attention.accept(trees, path, torch.tensor([[7, 8, 9, -1, -1, -1], [7, *[-1] * 5]]))
+    expected[0, :, 12] = expected[0, :, 13]
+    assert torch.equal(cache, expected)
     attention.detach()
     assert not output().any()
 
@@ -205,12 +230,17 @@ def test_the_kernels_compute_the_same_in_tritons_interpreter():
 
 
 def try_the_kernels():
-    for shape in [(4, 4, 16), (8, 2, 16), (6, 1, 24)]:
-        for dtype in ROUNDING:
-            assert_adds_trees(dtype, *shape)
+    stand_in = SimpleNamespace(flash_attn_varlen_func=flash_attention)
+    with mock.patch.dict(sys.modules, {"vllm.vllm_flash_attn": stand_in}):
+        for shape in [(4, 4, 16), (8, 2, 16), (6, 1, 24)]:
+            for dtype in ROUNDING:
+                runner = runner_of(dtype, 5, *shape)
+                impl = runner.compilation_config.static_forward_context["0"].impl
+                assert 0 < CudaTreeAttention.deviation(impl, runner) < ROUNDING[dtype]
+                assert_adds_trees(dtype, *shape)
     for dtype in (torch.float32, torch.bfloat16):
-        assert_moves_accepted(torch.randn(2, 7, 2, 4, 3, 8).to(dtype).unbind(2))
-        assert_moves_accepted(torch.randn(2, 7, 2, 3, 4, 8).to(dtype).transpose(3, 4).unbind(2))
+        for cache in (torch.randn(7, 2, 4, 3, 8), torch.randn(7, 2, 3, 4, 8).transpose(2, 3)):
+            assert_moves_accepted([cache.to(dtype), cache.to(dtype) + 1])
 
 
 def assert_adds_trees(dtype, heads, kv_heads, size):
@@ -220,6 +250,7 @@ def assert_adds_trees(dtype, heads, kv_heads, size):
     query, key, value = together.split([heads, kv_heads, kv_heads], dim=1)
     found, lse = torch.randn(12, heads, size).to(dtype), torch.randn(heads, 12)
     found[:6], lse[:, :6] = 0, -math.inf
+    lse[:, 6:9] += 200  # beyond what float32 can add up without the maximum
     expected = torch.full_like(query, 7)
     add_plainly(step, query, key, value, 0.3, (found, lse), expected)
     assert expected[6:12].eq(7).all() and not expected[:6].eq(7).any()
@@ -230,19 +261,17 @@ def assert_adds_trees(dtype, heads, kv_heads, size):
         torch.testing.assert_close(output, expected, rtol=ROUNDING[dtype], atol=ROUNDING[dtype])
 
 
-def assert_moves_accepted(halves):
+def assert_moves_accepted(caches):
     """Move in every layer; a request has no move, and a later move reads what is near a target."""
-    caches = [cache for half in halves for cache in half]
-    before = [cache.clone() for cache in caches]
-    path = torch.tensor([[0, 2, 4, 5], [0, 1, 2, 0], [0, 2, 3, 0]])
+    expected = [cache.clone() for cache in caches]
+    path = torch.zeros(3, 5, dtype=torch.int64)[:, :4]
+    path[:] = torch.tensor([[0, 2, 4, 5], [0, 1, 2, 0], [0, 2, 3, 0]])
     token_ids = torch.tensor([[5, 6, 7, -1], [1, 2, 3, -1], [1, 2, 3, -1]], dtype=torch.int32)
     slots = torch.tensor([3, 4, 5, 6, 7, 8, 17, 18, 19, 22, 23, 20, 9])
     first = torch.tensor([0, 6, 9], dtype=torch.int32)
-    cuda_kernels.move_accepted(caches, slots, first, path, token_ids)
-    for cache, expected in zip(caches, before, strict=True):
-        for source, target in [(5, 4), (7, 5), (20, 23), (9, 20)]:
-            expected[target // 4, target % 4] = expected[source // 4, source % 4]
-        assert torch.equal(cache, expected)
+    cuda_kernels.move_accepted(caches, 1, slots, first, path, token_ids)
+    move_plainly(expected, 1, slots, first, path, token_ids)
+    assert all(map(torch.equal, caches, expected))
 
 
 def test_the_kernels_for_gpus_compile_without_one():
@@ -252,7 +281,7 @@ def test_the_kernels_for_gpus_compile_without_one():
     pointers = dict.fromkeys(("query", "key", "value", "found", "output"), "*bf16")
     pointers |= {"tokens": "*i64", "own": "*i1", "lse": "*fp32", "scale": "fp32"}
     blocks = {"NODES": 16, "SIZE": 128}
-    moving = dict.fromkeys(("bases", "slots", "path"), "*i64")
+    moving = dict.fromkeys(("bases", "slots", "path"), "*i64") | {"half_stride": "i64"}
     moving |= {"first": "*i32", "token_ids": "*i32"}
     for kernel, types, constants in [
         (cuda_kernels._add_tree, pointers, blocks),
