@@ -28,7 +28,7 @@ BASE_KEYS = (
 
 @dataclass(frozen=True)
 class HeadShape:
-    """The sizes of a head with one llama or Qwen3 decoder layer; names follow `config.json`."""
+    """The sizes of a head, whose only decoder layer is a llama layer or a Qwen3 layer."""
 
     architecture: str
     hidden_size: int
@@ -44,7 +44,8 @@ class HeadShape:
     aux_hidden_size: int  # Length of the policy's hidden states.
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
-    # Whether the layer's output is added to the normalised hidden state, not to the state itself.
+    # Whether the attention's output is added to the normalised hidden state; otherwise it is added
+    # to the hidden state as it came in.
     norm_before_residual: bool = False
 
     @property
@@ -84,7 +85,7 @@ class Head:
 
     path: str
     shape: HeadShape
-    parameters: int  # Number of parameters in the files, with the head's own embeddings, if any.
+    parameters: int  # Number of parameters in the files; the head's own embeddings count, too.
     has_output: bool  # Whether the files hold an output matrix.
     # The values of BASE_KEYS for the policy that the head was trained for; may be empty.
     base_model: Mapping[str, Any]
@@ -150,7 +151,7 @@ def is_fresh(folder: Path) -> bool:
 
 
 def check_belongs(head: Head, model_config: Mapping[str, Any], field: str = "head") -> None:
-    """Refuse a head that was trained for another policy than that with this `config.json`.
+    """Refuse a head that was trained for another policy than `model_config` describes.
 
     Raises:
         ConfigError: Sizes differ, or the head reads hidden states of layers that do not exist.
@@ -222,7 +223,7 @@ def _read_shape(place: str, config: Mapping[str, Any]) -> HeadShape:
         draft_vocabulary=_draft_vocabulary(place, drafted, sizes["vocabulary"]),
         target_layers=tuple(layers),
         aux_hidden_size=_size(place, config, "target_hidden_size", sizes["hidden_size"]),
-        # vLLM's defaults differ between the formats.
+        # If the key is missing, vLLM assumes true for heads of speculators, else false.
         norm_before_residual=bool(config.get("norm_before_residual", kind is not None)),
     )
 
@@ -258,7 +259,7 @@ def _draft_vocabulary(place: str, value: Any, vocabulary: int) -> int:
 
 
 def read_json(path: Path, field: str, value: str) -> dict[str, Any]:
-    """Read a JSON object from a file of the folder `value`, which the setting `field` names."""
+    """Read a JSON object; an error names the setting `field` and its value, the file's folder."""
     try:
         return read_object(path)
     except OSError as error:

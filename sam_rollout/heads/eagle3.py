@@ -50,7 +50,7 @@ class Attention(nn.Module):
         """Attend, and append this step's keys and values to `cache`.
 
         Row t of each step belongs to the draft for a text that ends with token t + 1. It attends to
-        the first step's rows up to t, and to row t alone in each later step.
+        the rows up to t of the first step, and of each later step so far only to row t.
 
         Args:
             x: [batch, length, 2 * hidden]; the result is [batch, length, hidden].
@@ -159,5 +159,5 @@ class Eagle3Head(nn.Module):
 
 
 def shifted(x: Tensor, by: int) -> Tensor:
-    """Shift x [batch, length, ...] by `by` rows to the front, and fill up with zeros."""
+    """Drop the first `by` rows of x, [batch, length, ...], and append as many rows of zeros."""
     return torch.cat([x[:, by:], torch.zeros_like(x[:, :by])], 1)

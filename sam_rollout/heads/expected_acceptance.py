@@ -28,7 +28,7 @@ class Acceptance:
 
     @classmethod
     def of(cls, counts: Tensor) -> Self:
-        """Compute the acceptance from the (summed) counts of `count_accepted`."""
+        """Compute the acceptance from counts of `count_accepted`, summed over all processes."""
         *both, tokens, verify_steps = counts.tolist()
         total, positions = both[: len(both) // 2], both[len(both) // 2 :]
         per_position = tuple(p / max(1, n) for p, n in zip(total, positions, strict=True))
@@ -44,7 +44,7 @@ class Acceptance:
 
 
 def tokens_per_step(accepted: Sequence[int]) -> tuple[int, int]:
-    """Replay a response; `accepted` is each draft's accepted length. Return tokens and steps."""
+    """Return a replay's tokens and steps; accepted[i]: accepted length of a draft at position i."""
     place = steps = 0
     while place < len(accepted):
         place += accepted[place] + 1
@@ -63,7 +63,7 @@ def count_accepted(learner: Learner, samples: Sequence[Sample]) -> Tensor:
 
     The result has 2 * steps + 2 numbers. First come, for each draft position, the sum of the draft
     tokens' probabilities. Then come, for each draft position, the number of draft tokens. The last
-    two numbers are the tokens and the verify steps of a replay (`tokens_per_step`).
+    two numbers are the tokens and the verify steps if the texts are replayed (`tokens_per_step`).
     """
     probability = np.zeros(learner.steps)
     counted = np.zeros(learner.steps, np.int64)
@@ -76,7 +76,8 @@ def count_accepted(learner: Learner, samples: Sequence[Sample]) -> Tensor:
             probability[step.number] += float(right.sum())
             counted[step.number] += len(drafts)
             matches.append((drafts == step.tokens).long())
-        # Number of tokens accepted of the draft at each position; later steps have fewer positions.
+        # How many tokens of the draft at each position are accepted. Later steps lack the last
+        # positions; the padding with zeros counts these as not accepted.
         accepted = pad_sequence(matches).cumprod(1).sum(1)
         found = tokens_per_step(accepted.tolist())
         tokens, verify_steps = tokens + found[0], verify_steps + found[1]

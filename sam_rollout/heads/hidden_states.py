@@ -1,4 +1,4 @@
-"""Computes the hidden states of a policy for texts, from which a head learns."""
+"""Computes a policy's hidden states for texts; a head learns from these states."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 # Largest share of the buffer that one training step replaces.
 SHARE_OF_BUFFER = 0.25
-_WARM_UP = 20  # Updates.
+_WARM_UP = 20  # Number of first updates, in which the learning rate rises.
 # A new head's learning rate falls from 10 times the usual rate to the usual rate in 1000 updates.
 _EAGER, _EAGER_UPDATES = 10.0, 1000
 _TESTED = 2  # Batches of new windows on which a head is tested before it learns from them.
@@ -100,8 +100,8 @@ class OnlineHead:
         time that this training step grants. Unused and overdrawn time is carried over to the next
         step.
 
-        Return metrics by their names without `sam/head_training/`. Without new windows, the
-        acceptance is left out.
+        Return metrics by name, without the prefix `sam/head_training/`. Without new windows, no
+        acceptance is among them.
         """
         if self.failed:
             return self._costs({})

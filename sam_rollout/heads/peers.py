@@ -75,7 +75,7 @@ ALONE = Peers()
 def joined() -> Iterator[tuple[torch.device, Peers]]:
     """Return a context with this process's device (an accelerator if possible) and its peers.
 
-    After an error, torchrun ends the other processes.
+    An error leaves the group of processes as it is, because torchrun then ends all of them.
     """
     kind = (torch.accelerator.current_accelerator() or torch.device("cpu")).type
     if not distributed.is_torchelastic_launched():

@@ -30,7 +30,7 @@ class TrainingSettings:
     # Learning rate of the matrices after the warm-up; it then falls along a cosine.
     learning_rate: float = 0.05
     batch: int = 8  # Windows per update.
-    window: int = 192  # Tokens of a window, which is drawn at random from a text.
+    window: int = 192  # Number of tokens in a window, which is drawn at random from a text.
     warmup: int = 20  # Number of first updates, in which the learning rate rises.
     seed: int = 0  # Seed of weights and windows.
 
@@ -42,11 +42,11 @@ class Step:
     number: int  # Counted from 0.
     logits: Tensor  # [positions, draft vocabulary], the head's logits.
     target: Tensor  # [positions, vocabulary], the policy's probabilities.
-    tokens: Tensor  # [positions], the tokens that the texts have in place of the drafted ones.
+    tokens: Tensor  # [positions], the texts' own tokens where the head drafts.
 
 
 class Learner:
-    """A head that learns `steps` draft steps, with the matrices of its policy.
+    """A head that learns to draft `steps` tokens, with the matrices of its policy.
 
     `vocabulary` has the tokens that the head can draft, ascending, [draft vocabulary]; None means
     all tokens. `output` is the head's own output matrix, [draft vocabulary, hidden]; by
@@ -68,7 +68,7 @@ class Learner:
     def unrolled(self, samples: Sequence[Sample]) -> Iterator[Step]:
         """Yield the head's draft steps at every position of responses where an engine drafts.
 
-        An engine drafts from a response's first token on.
+        An engine makes its first draft when the response has its first token.
         """
         for number, hidden, last, tokens in self._hidden(samples):
             logits = functional.linear(hidden, self.output)
@@ -159,7 +159,7 @@ class NoNumberError(ArithmeticError):
 class HeadOptimizer:
     """Muon for the matrices and AdamW for the norms, with gradients averaged over all processes.
 
-    Muon learns more per update than AdamW, and one learning rate suits heads of all widths.
+    With Muon a head learns more per update than with AdamW, and one rate suits heads of all widths.
     """
 
     def __init__(self, head: Eagle3Head, rate: float, peers: Peers = ALONE) -> None:
@@ -172,7 +172,7 @@ class HeadOptimizer:
         ]
 
     def learn(self, find_loss: Callable[[], Tensor], factor: float) -> float:
-        """Make one update with `factor` times the learning rate; return the mean of all losses.
+        """Make one update with `factor` times the learning rate; return all processes' mean loss.
 
         Raises:
             NoNumberError: The loss or a gradient is not finite, or one of several processes failed
@@ -213,7 +213,7 @@ class HeadOptimizer:
             optimizer.zero_grad()
 
     def to(self, device: torch.device) -> None:
-        """Move the optimizers' moments to the head's device."""
+        """Move the optimizers' moments to `device`; the caller moves the head there, too."""
         for optimizer, _ in self._parts:
             for moments in optimizer.state.values():
                 for name, value in moments.items():

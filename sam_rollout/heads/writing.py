@@ -28,7 +28,7 @@ from sam_rollout.heads.eagle3 import Eagle3Head
 from sam_rollout.telemetry.records import write_by_rename
 
 _WEIGHTS = "model.safetensors"
-#: Values that a head's configuration must have or leave open. `Eagle3Head` supports only these.
+#: `Eagle3Head` supports only these values; a head's configuration may also leave a key out.
 _COMPUTED = {
     "norm_before_fc": False, "fc_norm": False, "norm_output": False, "attention_bias": False,
     "mlp_bias": False, "hidden_act": "silu", "logit_scale": 1.0, "partial_rotary_factor": 1.0,
@@ -162,7 +162,7 @@ def load_head(folder: Path, model_config: Mapping[str, Any], field: str = "head"
 def check_trainable(
     folder: Path, model_config: Mapping[str, Any], field: str = "head"
 ) -> HeadShape:
-    """Check a head's sizes and settings as `load_head` does, without its weights."""
+    """Check a head's sizes and settings as `load_head` does, but do not load its weights."""
     found = read_head(folder, field)
     check_belongs(found, model_config, field)
     layers = found.shape.target_layers or default_layers(model_config["num_hidden_layers"])
@@ -189,7 +189,8 @@ def _check_computed(
     if shape.hidden_size != shape.aux_hidden_size:
         allowed = f"must be {shape.aux_hidden_size} as in the policy, to be trained here"
         raise ConfigError(f"{place}: hidden_size", shape.hidden_size, allowed)
-    # transformers normalises the state after the last layer, but vLLM does not.
+    # transformers normalises the state after the last layer, but vLLM does not. So a head would be
+    # trained on other states than it gets in the engine.
     if max(shape.target_layers) >= model_config["num_hidden_layers"]:
         allowed = "must be before the policy's last layer to be trained here"
         raise ConfigError(f"{place}: target layers", list(shape.target_layers), allowed)

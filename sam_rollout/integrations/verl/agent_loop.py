@@ -157,20 +157,20 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
 
 
 class SamAgentLoopManager(AgentLoopManagerTQ):
-    """verl's agent-loop manager, which also numbers the responses to equal prompts of a step.
+    """verl's agent-loop manager; it gives responses to equal prompts different sibling numbers.
 
-    Otherwise, equal prompts in a data set would draw the same random numbers. The setting
+    Otherwise, equal prompts in a step would draw the same random numbers. The setting
     ``rollout.agent.agent_loop_manager_class`` names this class.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(_SamAgentLoopWorker)
-        # Split -> its present step, and by prompt the number of requested responses.
+        # Split -> its present step, and how many responses to each prompt were requested in it.
         self._asked: dict[str, tuple[int, Counter[str]]] = {}
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """Assign sibling numbers, also across equal prompts of a step; dispatch as verl does."""
+        """Number the responses to a step's equal prompts without repeats; dispatch as verl does."""
         # .get() would return a wrapper, which is always true.
         validate = bool(prompts["validate"]) if "validate" in prompts else False
         split, step = VAL_SPLIT if validate else TRAIN_SPLIT, int(prompts["global_steps"])

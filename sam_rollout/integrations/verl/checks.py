@@ -1,7 +1,7 @@
 """Checks a run's settings, data, model and code, and the checkpoint from which it resumes.
 
-The run itself, ``--check-only``, ``--dry-run`` and the doctor run these checks. Only verl's own
-checks (which import verl) and the check of data (`datasets`) import large packages.
+The run itself, ``--check-only``, ``--dry-run`` and the doctor run these checks. Large packages
+are imported only by verl's own checks (verl) and by the check of data (`datasets`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -115,9 +115,9 @@ def _drafting_rules(config: DictConfig, run: RunConfig) -> Iterator[Rule]:
     if not run.sam.enabled:
         return
     rollout, data, k = config.actor_rollout_ref.rollout, config.data, run.sam.max_draft_tokens
-    # If one request's text with its k drafts ends less than k tokens before max_model_len, vLLM
-    # proposes no drafts in this step (`_input_fits_in_drafter`). So texts need room for 2 k more
-    # tokens. One token less is enough, because the last token of a text is never scored.
+    # If one request's text with its k drafts ends less than k tokens before max_model_len, no
+    # request gets drafts in this step (vLLM's `_input_fits_in_drafter`). So texts need room for 2 k
+    # more tokens. One token less is enough, because the last token of a text is never scored.
     length = rollout.max_model_len
     needed = data.max_prompt_length + data.max_response_length - 1 + 2 * k
     long_enough = (
@@ -208,7 +208,7 @@ FILES = (
     RunCheck("data", lambda config, _run: check_data(config)),
 )
 RUN_CHECKS = (*SETTINGS, *FILES)
-# A starting run omits verl's own checks here. It calls them after setting environment variables.
+# A run starts with `RUN_CHECKS`. verl's own checks follow once environment variables are set.
 ALL_CHECKS = (*RUN_CHECKS, RunCheck("verl's own checks", check_with_verl))
 
 

@@ -62,7 +62,7 @@ os._exit(64)  # without exit handlers, which may print after that line
 
 
 def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
-    """Load the reward function and its manager; check that the filter's metric is returned."""
+    """Load the reward function and its manager; check that the reward has the filter's metric."""
     manager = config.reward.reward_manager
     place, allowed = "reward.reward_manager", f"must be one of {', '.join(sorted(_OWN_MANAGERS))}"
     allowed += f", or set {place}.source=importlib and module.path"

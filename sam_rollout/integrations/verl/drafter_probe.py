@@ -70,5 +70,5 @@ class DrafterProbe:
                 pass
         for workers in await ask_engines(self._engine, "sam_probe", [(False,)] * engines):
             print(check_alive(workers, self._sam), flush=True)
-        await ask_engines(self._engine, "sam_drain")  # The check's records belong to no rollout.
+        await ask_engines(self._engine, "sam_drain")  # Drops records that belong to no rollout.
         self._recorders.forget()

@@ -1,7 +1,7 @@
 """Records failed responses: agent-loop workers note them, and the trainer collects them.
 
-Each kind of error is stored and logged once, with a count. The run ends with its first error if too
-many responses fail.
+Each kind of error is stored and logged once, with a count. If too many responses
+fail, the run ends with a message that names the first error.
 """
 
 import logging
@@ -18,7 +18,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 logger = logging.getLogger(__name__)
 
 LEAST_GROUPS = 8
-# A worker stores this many kinds of errors between calls of `take`; others count as the last kind.
+# A worker stores this many kinds of errors between calls of `take`; it counts others as the last.
 MOST_KINDS = 20
 MOST_CHARACTERS = 500
 LOOK_S = 1.0  # Time between two requests for the workers' failures.
@@ -144,7 +144,7 @@ class FailureWatch:
         self.book = FailureBook()
 
     def look(self) -> None:
-        """Ask the workers for failures without waiting for the answer.
+        """Collect the workers' answers once all have come, and ask again later; never wait.
 
         Raises:
             RolloutFailedError: A worker reported an error of a type in `FATAL`.
@@ -194,7 +194,7 @@ class FailureWatch:
                 logger.warning("%s: %s\n%s", where, said, failure.trace.rstrip())
 
     def first_error(self) -> str:
-        """Return the type and message of the first error, or a sentence that there was none."""
+        """Return type and message of the first error, or words that say that none was reported."""
         return next((one.text for one in self.book.failures), "no agent-loop worker reported one")
 
     def check(self, where: str, submitted: int, failed: int, *, limit: float, empty: bool) -> None:

@@ -1,8 +1,8 @@
 """Continues responses that verl's asynchronous trainers interrupt at a weight update.
 
 verl aborts all running requests. Later it sends a new request for each. The new prompt is the old
-prompt and the tokens sampled so far. vLLM treats this as a new response, so rules that depend
-on the response's tokens would ignore the earlier ones:
+prompt followed by the tokens sampled so far. vLLM treats this as a new response, so rules that
+depend on the response's tokens would ignore the earlier ones:
 
 * `continued` reduces ``min_tokens`` by the number of earlier tokens.
 * Requests with other rules (listed in `BEGIN_ANEW`), which only an agent loop can set, are refused.

@@ -1,4 +1,4 @@
-"""Extends verl's loggers: wandb's tags and groups, TensorBoard's layout, pictures, error handling.
+"""Extends verl's loggers: wandb's tags and groups, TensorBoard's layout, curves, error handling.
 
 verl's ``Tracking`` calls ``wandb.init`` without tags and groups, and every error of wandb ends the
 training. `start_wandb` creates the run first; verl's ``wandb.init`` then returns that run.
@@ -198,7 +198,7 @@ def tensorboard_layout() -> dict[str, dict[str, list]]:
 
 
 class CurveLogger:
-    """Draws a rollout's running requests for wandb and TensorBoard; sets TensorBoard's layout."""
+    """Draws how many requests run in the course of a rollout; also sets TensorBoard's layout."""
 
     def __init__(self, loggers: Mapping[str, Any], telemetry: RolloutTelemetryConfig) -> None:
         self._loggers, self._tail_threshold = loggers, telemetry.tail_threshold
@@ -211,7 +211,7 @@ class CurveLogger:
             self._guard(warm_up)  # no training step should wait for the drawing library's import
 
     def log(self, engine_steps: list[pa.Table], title: str, step: int) -> None:
-        """Draw and log a step's curve if the step is due; an error only causes a warning."""
+        """Draw and log a rollout's curve every `curve_every` steps; errors only cause a warning."""
         if engine_steps and self._every and step % self._every == 0:
             self._guard(lambda: self._log(engine_steps, title, step))
 

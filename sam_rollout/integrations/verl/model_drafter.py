@@ -19,7 +19,7 @@ from sam_rollout.sizing.memory import BF16, rollout_weights
 from sam_rollout.sizing.parallelism import DrafterSize, RolloutLayout
 from sam_rollout.sizing.shape import ModelShape
 
-# Usual draft vocabulary of a public head (docs/draft_models.md), assumed if it is unknown.
+# Usual draft vocabulary of public heads (docs/draft_models.md); assumed if the files are missing.
 USUAL_VOCABULARY = 32_000
 # Keys that a config.json has only if the model reads more than text.
 _OTHER_INPUTS = ("vision_config", "audio_config", "text_config", "thinker_config")
@@ -147,7 +147,7 @@ def _config_of(shape: ModelShape) -> dict[str, int]:
 
 
 def drafter_notes(config: DictConfig, sam: SamConfig) -> Iterator[str]:
-    """Yield notes on settings that reduce the benefit of this drafter."""
+    """Yield notes on settings that reduce the benefit of the drafting model."""
     if not sam.drafts_with_model:
         return
     model, rollout = sam.sources.model, config.actor_rollout_ref.rollout

@@ -1,6 +1,7 @@
 """Adds a CPU platform to verl's registry of platforms.
 
-Ray's logical ``GPU`` resource stands for one training process: ``ray.init(num_gpus=N)``.
+One unit of Ray's ``GPU`` resource stands for one training process, so ``ray.init(num_gpus=N)``
+allows N of them.
 """
 
 import contextlib

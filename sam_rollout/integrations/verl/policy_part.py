@@ -51,8 +51,8 @@ class PolicyPart(Protocol):
     def watched(self, step: Step) -> AbstractContextManager[None]:
         """Return a context in which `step` runs each of verl's forward passes.
 
-        The arguments of `step` are the index of the model chunk, the micro-batch and a function
-        that runs the pass.
+        The arguments of `step` are the index of the chunk of layers that the pass runs (0 unless
+        there are virtual pipeline stages), the micro-batch, and a function that runs the pass.
         """
 
     def tokens(self, output: Tensor, micro_batch: Any) -> Tensor:
@@ -135,7 +135,8 @@ def this_device() -> torch.device:
 def find_room(shape: Sequence[int], tied: bool) -> list[Tensor]:
     """Allocate the memory for gathering: every matrix, and a copy of one matrix in another dtype.
 
-    All processes call this first. A process that failed later would make the others wait.
+    All processes call this first, so that a process without enough memory fails before the others
+    wait for it.
     """
     count = 2 if tied else 3
     return [torch.empty(shape, dtype=torch.float32, device=this_device()) for _ in range(count)]

@@ -50,7 +50,7 @@ class FinishedRequest:
     sampling: dict[str, Any] | None = None
 
     def _shared_columns(self, place: Place) -> dict[str, Any]:
-        """Return columns of requests and traces; the request's split replaces `place.split`."""
+        """Return the columns that requests and traces share; `place.split` is only a default."""
         who = self.identity
         return {
             **place._asdict(),
@@ -89,7 +89,8 @@ def join_records(
     """Join the records of an engine's workers, its recorder and the server.
 
     `workers` has each worker's answer to `sam_drain`, which is None without a draft session. The
-    workers were asked at `asked_s` on this process's monotonic clock. `traced` keeps token ids.
+    question was sent at `asked_s`, a time of this process's monotonic clock. With `traced`, token
+    ids are kept.
     """
     session = next((part for part in workers if part), None)
     steps = on_this_clock(session, asked_s) if session else None

@@ -73,8 +73,8 @@ class RequestKeys:
     def _extended(self, prompt_ids: Sequence[int]) -> _Chain | None:
         """Return the chain whose text the prompt extends, if any.
 
-        The first of the longest chains is returned. A chain with a running request is skipped,
-        because that request draws at the positions after the chain's text.
+        Among several, the first with the longest text is returned. A chain with a running request
+        is skipped, because that request draws at the positions after the chain's text.
         """
         found = None
         for chain in self._chains:

@@ -108,8 +108,8 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
         for path, value in there.items()
         if value is not None and here.get(path, value) != value
     }
-    # Derived settings may change with others, so the settings that the user typed are compared. If
-    # one of the two runs does not draft, the other settings of `sam` have no effect.
+    # Derived settings may change with others, so the settings that the user typed are compared.
+    # Unless both runs draft, only `enabled` of `sam` is: the rest has no effect without drafts.
     sam = ASKED_SAM if value_at(writer.config, ASKED_SAM) else "sam"
     both_draft = there.get(f"{sam}.enabled") and here[f"{sam}.enabled"]
     identity = (*IDENTITY, sam if both_draft else f"{sam}.enabled")
@@ -152,7 +152,7 @@ def _settings(config: Mapping[str, Any], run_dir: str) -> dict[str, Any]:
 
 def changes_training(path: str, there: Any, here: Any) -> bool:
     """Return whether two values of a setting make two trainings different."""
-    if path == MODE:  # A run records verl's name of the mode.
+    if path == MODE:  # records have verl's name of a mode, configurations ours
         return TRAINER_MODES.get(there, there) != TRAINER_MODES.get(here, here)
     return not is_below(path, NOT_TRAINING)
 

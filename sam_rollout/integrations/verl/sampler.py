@@ -32,7 +32,7 @@ class TooManyRoundsError(RuntimeError):
 
 
 class _ObservedReplayBuffer(ReplayBuffer):
-    """verl's replay buffer, which also keeps the submission order and every group's outcomes.
+    """verl's replay buffer, which also keeps the submission order and every group's accuracies.
 
     Args:
         sampler_kwargs: ``filter_metric`` (an entry of the reward's extra info, or None to keep
@@ -58,7 +58,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         self.failed_validation_responses = 0  # the trainer resets this count
         self._order: dict[str, int] = {}
         self._numbers = itertools.count()
-        self._counted: set[str] = set()  # groups of earlier steps that wait for training
+        self._counted: set[str] = set()  # groups counted in an earlier step, not yet trained on
         self._outcomes: dict[str, list[float]] = {}
         # Response that waits for training -> pairs (training step, number of tokens sampled with
         # its weights). Only an asynchronous trainer's client counts such tokens.
@@ -233,13 +233,13 @@ class AsyncRefillReplayBuffer(RefillReplayBuffer, ReplayBufferAsync):
     def __init__(self, *, trainer_config: Any, **kwargs: Any) -> None:
         super().__init__(trainer_config=trainer_config, **kwargs)
         self._batches: int = trainer_config.get("parameter_sync_step", 1)
-        self._times_s: list[float] = []  # times of the step's batches so far
+        self._times_s: list[float] = []  # durations of the step's batches so far
 
     def note_restored(self) -> None:
-        """Continue with a checkpoint's groups; those that an earlier step counted are not new."""
+        """Take over a checkpoint's groups; the next step does not count finished ones once more."""
         self._sync_metadata_from_transfer_queue()
         restored = self.prompt_global_steps[TRAIN_SPLIT]
-        # verl would write the responses that a step trained on into every later checkpoint.
+        # Used responses are deleted; otherwise verl would write them into every later checkpoint.
         used = [key for key in self.partitions[TRAIN_SPLIT] if key.split("_")[0] not in restored]
         if used:
             tq.kv_clear(partition_id=TRAIN_SPLIT, keys=used)

@@ -133,7 +133,7 @@ class SamHttpServer(vLLMHttpServer):
         self._proof = DraftProof(self.engine, settings.sampler, self._recorders)
         if needs_probe(settings.sam):
             self._probe = DrafterProbe(self.engine, settings.sam, self._recorders)
-        await ask_engines(self.engine, "sam_drain")  # The warm-up's records belong to no rollout.
+        await ask_engines(self.engine, "sam_drain")  # Drops records that belong to no rollout.
         if self.engine.logger_manager is None:
             raise RuntimeError(
                 "rollout.disable_log_stats=True leaves no per-step statistics to record: "
@@ -302,7 +302,8 @@ class SamHttpServer(vLLMHttpServer):
             for place, recorder, workers, share in engines
         ]
         self._proof.candidates = candidates(shares, records) if keep else []
-        # The sentinel recognises engines without a draft session by their empty counters.
+        # The sentinel recognises engines without a draft session by their empty counters, so only
+        # an engine with a session gets the counters of sharing.
         counting = next((one for one in records if one.drafter_counters), None)
         if self._sharing is not None and counting is not None:
             counting.drafter_counters |= self._sharing.take_counters()

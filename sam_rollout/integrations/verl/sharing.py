@@ -115,7 +115,7 @@ class TextSharing:
         replica: Number of this server's replica.
         servers: Actor handles of the replicas' servers, by replica, with a method ``hear_texts``.
         engines: Number of engines of this server.
-        exchange: A function that sends every engine its pieces and returns the new ones.
+        exchange: A function that sends every engine its pieces, and returns what each has sampled.
         folder: Name of the folder that keeps ended responses; empty if there is none.
 
     Attributes:

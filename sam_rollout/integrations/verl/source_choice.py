@@ -23,7 +23,7 @@ from sam_rollout.sizing.drafting import RolloutRound
 from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN, MOST_SHARED_TOKENS
 from sam_rollout.sources.support.text_store import BYTES_PER_TOKEN
 
-# The source `run` is used only if one round's texts take at most 1 / ROUND_SHARE of the limit.
+# The source `run` is used only if one round's texts fill at most 1 / ROUND_SHARE of its room.
 ROUND_SHARE = 4
 # Largest size of the folder of responses if only a resumed run reads it.
 BYTES_TO_RESUME = 4 * MOST_SHARED_TOKENS
@@ -56,7 +56,7 @@ def rollout_round(config: DictConfig, run: RunConfig) -> RolloutRound:
 def _settled(config: DictConfig, run: RunConfig) -> tuple[SamConfig, list[str]]:
     sources: Any = run.sam.sources  # it has a field for each registered source
     lines = []
-    if sources.run.enabled and sources.run.corpus:  # The user asked for the corpus.
+    if sources.run.enabled and sources.run.corpus:  # The user named a corpus to draft from.
         sources = replace(sources, run=replace(sources.run, when="always"))
     if sources.run.enabled and sources.run.when == "fits":
         round_ = rollout_round(config, run)
@@ -82,7 +82,8 @@ def _settled(config: DictConfig, run: RunConfig) -> tuple[SamConfig, list[str]]:
         sources = replace(sources, prompt=prompt)
         lines.append(f"sam.sources.prompt.earlier_steps = false: {reason}")
     if not (prompt.enabled and prompt.earlier_steps) and not config.sam.texts.path:
-        # Only a resumed run reads the folder. vLLM compiles again if an unused path changes.
+        # Only a resumed run reads the folder. A path that nothing uses is emptied, because vLLM
+        # compiles again whenever the path changes.
         path = texts.path if sources.run.enabled else ""
         texts = replace(texts, path=path, max_bytes=min(texts.max_bytes, BYTES_TO_RESUME))
     return replace(run.sam, sources=sources, texts=texts), lines

@@ -72,7 +72,7 @@ class StateCapture:
     def _forget(self) -> None:
         self._seen, self._expected = 0, 1
         self._windows: list[list[_Window]] = []  # Windows by micro-batch.
-        self._steps: dict[int, int] = {}  # Number of the last micro-batch, by chunk of the policy.
+        self._steps: dict[int, int] = {}  # Number of the last micro-batch, by chunk of layers.
         self._states: list[_States] = []
         self._outputs: dict[int, Tensor] = {}
         self._open = False
@@ -127,7 +127,7 @@ class StateCapture:
     def _guarded(self, work: Callable[[], Any]) -> Any:
         try:
             return work()
-        except Exception as error:  # The pass itself succeeded.
+        except Exception as error:  # No error of the capture may end verl's pass.
             self.problem, self.taken = error, []
 
     def _timed(self, work: Callable[[], None]) -> None:
@@ -198,7 +198,7 @@ class StateCapture:
                 states = whole[..., :-1]  # without the column that counts contributions
                 before, last = states[:, :-1].flatten(1).contiguous(), states[:, -1].clone()
                 self.taken.append(Sample(window.tokens, before, last, window.prompt))
-        if not complete:  # other processes would wait after an earlier error
+        if not complete:  # raised only now: after an earlier error, others would wait
             raise RuntimeError("no process, or more than one, has the states of some tokens")
 
     def _room_for_all(self) -> Tensor | None:

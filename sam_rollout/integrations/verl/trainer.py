@@ -48,12 +48,12 @@ from sam_rollout.telemetry.schema import metric_name, named
 class _RecordingTrainer(PPOTrainer):
     """A mixin for verl's PPO/DAPO trainers that records their rollouts."""
 
-    _step_s = 0.0  # time of the previous training step
-    _head_s = 0.0  # time of the head's training in the current step
+    _step_s = 0.0  # duration of the previous training step
+    _head_s = 0.0  # duration of the head's training in the current step
 
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):
-            # verl compares this string with its own modes.
+            # verl knows only its own modes, so the name of ours becomes that of the extended mode.
             config.trainer.v1.trainer_mode = TRAINER_MODES[config.trainer.v1.trainer_mode]
         super().__init__(config)
         self._run = read_run_config(config)
@@ -250,7 +250,7 @@ class _AsyncTrainer(_RecordingTrainer):
         return super()._reissue_inflight_prompts(*args, **kwargs)
 
     def _drain_interrupted(self, checkpoint_manager: Any) -> dict[str, float]:
-        """Interrupt running responses, so that their tokens belong to this step's records."""
+        """Interrupt running responses, then collect records, so that their tokens so far count."""
         checkpoint_manager.abort_replicas()
         return self._drain(TRAIN_SPLIT)
 

@@ -31,7 +31,7 @@ def translate(config: DictConfig, run: RunConfig) -> None:
 
 def _configure_engine(config: DictConfig, run: RunConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
-    # All baselines have the same configuration, so vLLM compiles the model only once for them.
+    # All runs without drafts get the same settings, so that vLLM compiles the model only once.
     sam = with_first_head(config, run.sam) if run.sam.enabled else SamConfig(enabled=False)
     settings = EngineSettings(sam, run.sampler, run.telemetry.record_traces)
     arguments = settings.arguments()

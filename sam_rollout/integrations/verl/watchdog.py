@@ -45,7 +45,7 @@ def parts_of(trainer: Any) -> Parts:
         "reward worker": getattr(rewards, "reward_loop_workers", []),
         "agent-loop worker": getattr(agents, "agent_loop_workers", []),
         "load balancer": [getattr(one, "global_load_balancer", None) for one in managers],
-        # Only a replica's first server has an engine.
+        # Only a replica's first server has an engine; the others are just asked whether they live.
         "rollout server": [server for one in replicas for server in one.servers[1:]],
     }
     parts = {

@@ -32,7 +32,7 @@ def _side_channel(zmq_handle: str) -> str:
 def tell_sender(zmq_handle: str, error: BaseException) -> None:
     """Send a receiver's error to the sender of a weight sync."""
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
-        socket.setsockopt(zmq.LINGER, LINGER_MS)  # The sender may have ended.
+        socket.setsockopt(zmq.LINGER, LINGER_MS)  # not forever: the sender may have ended
         socket.connect(_side_channel(zmq_handle))
         with contextlib.suppress(zmq.ZMQError):
             socket.send_string(describe(first_of(error)), zmq.NOBLOCK)

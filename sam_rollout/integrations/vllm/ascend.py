@@ -1,4 +1,4 @@
-"""Imports our code for vllm-ascend by name, because that code imports this package."""
+"""Imports our code for vllm-ascend by name, to avoid a cycle: that code imports this package."""
 
 import pkgutil
 from importlib.util import find_spec

@@ -37,7 +37,7 @@ def is_hybrid(config: Mapping[str, Any]) -> bool:
         if not _STATE_LAYERS.isdisjoint(layers):
             return True
         if layers and _ATTENTION_LAYERS.issuperset(layers):
-            continue  # for example Granite 4 micro, which has keys of Mamba
+            continue  # such as Granite 4 micro: keys of Mamba, but no such layer
         if any(key in _STATE_KEYS or key.startswith("mamba_") for key in part):
             return True
     return False

@@ -25,7 +25,7 @@ def wrap_once(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 class Wrapper:
     """Replaces methods of objects until it is detached.
 
-    Wrappers of the same method are detached in reverse order.
+    If a method was wrapped several times, detach the last wrapper first.
     """
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from sam_rollout.integrations.vllm.engine_settings import PROPOSER_CLASS, has_se
 from sam_rollout.integrations.vllm.scheduling.late_binding import LateBinding
 from sam_rollout.integrations.vllm_ascend.versions import is_supported, require_supported
 
-# Methods that NPUModelRunner calls on drafters even if they lack them.
+# Methods that NPUModelRunner calls on every drafter, even on one that lacks them.
 CALLED_ON_EVERY_DRAFTER = ("load_model", "dummy_run")
 
 

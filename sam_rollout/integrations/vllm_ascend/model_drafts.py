@@ -66,7 +66,7 @@ class AscendEngineDrafter(EngineDrafter):
             del model.compute_logits
 
     def _with_choice(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Choose tokens and store their probabilities; return logits that are largest there."""
+        """Choose tokens, store their probabilities, and return logits that are largest at them."""
         logits = self._compute_logits(*args, **kwargs)
         tokens = self._pick(logits[: self._rows])  # padding rows follow
         if self._noise is not None:

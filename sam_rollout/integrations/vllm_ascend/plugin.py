@@ -40,7 +40,7 @@ class _RunnerFinder(importlib.abc.MetaPathFinder):
         try:
             spec = importlib.util.find_spec(name)
         finally:
-            # A module may be looked up without being imported.
+            # This finder stays, because a module may be looked up without being imported.
             sys.meta_path.insert(0, self)
         if spec is None or spec.loader is None:
             return spec

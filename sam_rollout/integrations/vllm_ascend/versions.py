@@ -10,7 +10,7 @@ from sam_rollout.core.upstream import MADE_FOR
 from sam_rollout.integrations.vllm.engine_settings import settings_of
 
 SUPPORTED_RELEASE = Version(MADE_FOR["vllm_ascend"][0]).release[:2]
-# Known releases for asynchronous scheduling; tests/contracts/rows has their rows.
+# Releases for which asynchronous scheduling is known to work; tests/contracts/rows covers them.
 KNOWN_VERSION, KNOWN_VLLM = "0.23.0", (0, 23)
 # Workers for other devices and xlite workers have other model runners.
 WORKERS = ("auto", "vllm_ascend.worker.worker.NPUWorker")

@@ -111,7 +111,7 @@ def _round_tokens_alike() -> None:
         if not is_coupled and _is_coupled():
             is_coupled = True
             os.environ.setdefault("VLLM_CPU_ATTN_SPLIT_KV", "0")
-            envs.disable_envs_cache()  # an earlier engine of this process has frozen the variables
+            envs.disable_envs_cache()  # an earlier engine of this process may have frozen variables
             if has_amx:
                 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
         return has_amx and not is_coupled
@@ -205,7 +205,7 @@ def _reject_placeholders(kernels: Any) -> None:
         target_probs: torch.Tensor,  # [num_drafts, vocabulary]
         bonus: torch.Tensor,
         recovered: torch.Tensor,
-        uniform: torch.Tensor,  # [num_drafts], lower probabilities are not accepted
+        uniform: torch.Tensor,  # [num_drafts], the least probability that is accepted
         *rest: object,
         **options: object,
     ) -> None:

@@ -1,7 +1,7 @@
 """Turns the drafts of a model that vLLM runs into a source of the session.
 
 vLLM loads the drafter and runs its passes; we wrap the runner's method that calls it. The first
-pass runs over every token of a step, so the drafter's cache does not depend on the verified drafts.
+pass runs over every token of a step, so the drafter's cache is complete, whichever source drafted.
 With a closed gate only the first pass runs. The number of passes is sent with each step's schedule
 (`drafts_with_output.py`), so it is the same on every rank.
 
@@ -105,7 +105,7 @@ class EngineDrafter(Wrapper):
             sampled: int32[B], first token that each row sampled; -1 if it sampled none.
             rows: int[B], each row's index in the present batch, -1 if its request has left; None if
                 the batch has not changed.
-            count: rows of the present batch.
+            count: number of rows of the present batch.
         """
         if self.is_probed:
             self._judge(request_ids, sampled.tolist(), made)

@@ -194,7 +194,7 @@ def _ask(engine: Any, prompts: Sequence[Sequence[int]], own: list[dict[str, Any]
 def _sample(
     check: OperatorCheck, prompts: Sequence[Sequence[int]], arguments: dict[str, Any]
 ) -> tuple[list[list[int]], list[Scores]]:
-    # `arguments` names the check's worker extension here, too: vLLM allows one in a process.
+    # This engine has the check's worker extension, too: vLLM refuses two kinds in one process.
     with offline_engine(check.model, SamConfig(enabled=False), SAMPLER, **arguments) as engine:
         own = [
             {"max_tokens": check.max_tokens, "logprobs": 1, "seed": check.seed + number}

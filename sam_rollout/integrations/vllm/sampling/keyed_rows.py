@@ -15,7 +15,7 @@ from vllm.v1.sample.logits_processor.interface import BatchUpdate
 from sam_rollout.core.identity import OUTSIDE_TRAINING, RequestIdentity, group_of, key_of
 from sam_rollout.verification import keyed_bits
 
-# Number of prompts whose requests without an identity are counted.
+# Requests without an identity are counted for at most this many prompts, the most recent ones.
 REMEMBERED_PROMPTS = 100_000
 
 
@@ -32,7 +32,7 @@ class KeyedRows(LogitsProcessor):
         config = model_runner.vllm_config
         self._runner = model_runner
         self._seed = config.model_config.seed or 0
-        # data_parallel_rank is 0 in all engines of a dense model.
+        # In all engines of a dense model, data_parallel_rank is 0; only the index tells them apart.
         parallel = config.parallel_config
         self._engine = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank)
         max_rows = config.scheduler_config.max_num_seqs

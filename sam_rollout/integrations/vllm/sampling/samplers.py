@@ -1,8 +1,8 @@
 """Runs our samplers inside vLLM, in steps without drafts and in verify steps.
 
-With and without drafts, a response depends only on its key and its logits. vLLM's own code applies
-penalties, temperature, top-k and top-p. With drafts, vLLM refuses min-p, logit biases and custom
-logits processors.
+With the coupled samplers, a response depends only on its key and its logits, and not on drafts.
+vLLM's own code applies penalties, temperature, top-k and top-p. With drafts, vLLM refuses min-p,
+logit biases and custom logits processors.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ class Note(NamedTuple):
     """A worker's message to the scheduler with a step's output."""
 
     wants_drafts: bool  # whether the next scheduled step gets placeholders
-    # Number of verified draft tokens by request; None if the step had no placeholders.
+    # Number of placeholders that got a draft token, by request; None if the step had none.
     bound: Mapping[str, int] | None
     wants_made: bool  # whether a draft model runs in the next scheduled step
 
@@ -35,7 +35,7 @@ class LateBindingScheduler(AsyncScheduler):
         super()._update_after_schedule(scheduler_output)
         scheduler_output.num_spec_tokens_to_schedule = self._wants_made * self.num_spec_tokens
         if scheduler_output.has_structured_output_requests:
-            # A grammar has to see drafts before they are verified.
+            # A grammar has to see drafts before they are verified, so its request gets none.
             for request_id in scheduler_output.num_scheduled_tokens:
                 request = self.requests[request_id]
                 if request.use_structured_output:

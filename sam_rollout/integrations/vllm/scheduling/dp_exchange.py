@@ -4,9 +4,9 @@ Before each forward pass vLLM's data-parallel ranks sum a small tensor by an `al
 the shape [fields, ranks], and each rank fills one column. Our reports are further rows of that
 tensor. A collective of our own could hang, because one rank might call it more often than another.
 
-We replace ``dist.all_reduce`` for vLLM's ``dp_utils.coordinate_batch_across_dp`` (read in 0.11 to
-0.28) and vllm-ascend's ``NPUModelRunner._sync_metadata_across_dp`` (read in 0.23). All ranks do
-this before their first step, when the proposer is made.
+We replace the ``dist.all_reduce`` that vLLM's ``dp_utils.coordinate_batch_across_dp`` (read in 0.11
+to 0.28) and vllm-ascend's ``NPUModelRunner._sync_metadata_across_dp`` (read in 0.23) call. All
+ranks do this before their first step, when the proposer is made.
 """
 
 import sys

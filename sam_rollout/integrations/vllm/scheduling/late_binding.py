@@ -8,8 +8,8 @@ none (`async_scheduler.py`). Step n + 1 can run in three ways:
 * **Prepared ahead**, if few requests run: the step is prepared with a token in every placeholder.
   Right before the forward pass, drafts are written into the input. Placeholders without a draft
   hold arbitrary tokens.
-* **Bound**, if many requests run: the worker waits for the tokens of step n, drafts, and prepares a
-  copy of the step with these drafts and without unused placeholders.
+* **Bound**, if many requests run: the worker waits for the tokens of step n, makes drafts, and
+  prepares a copy of the step with these drafts and without unused placeholders.
 """
 
 import dataclasses
@@ -315,7 +315,7 @@ class LateBinding(Wrapper):
         return dataclasses.replace(running, num_computed_tokens=computed)
 
     def _fill(self, before: Launched) -> None:
-        """Wait for the previous step's tokens, draft, and write the drafts into the input."""
+        """Wait for the previous step's tokens, make drafts, and write them into the input."""
         runner, batch, metadata = self._runner, self._runner.input_batch, self._metadata
         request_ids = batch.req_ids
         rows = len(metadata.num_draft_tokens)
@@ -326,7 +326,7 @@ class LateBinding(Wrapper):
         lengths, sampled = self._follow(before, request_ids, batch.num_tokens_no_spec, urgent=True)
         drafts.fill(0)  # the previous step has read this buffer by now
         self._lengths = lengths
-        # vLLM's lengths do not count accepted tokens, but its placeholder has to follow them.
+        # vLLM will write a placeholder at these lengths; its own lengths lack the accepted tokens.
         batch.num_tokens_no_spec[: len(lengths)] = lengths
         self._newest = None
         if self._session is not None:

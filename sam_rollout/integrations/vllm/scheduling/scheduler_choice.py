@@ -25,7 +25,7 @@ from sam_rollout.integrations.vllm.scheduling.request_rules import mark_as_ours
 from sam_rollout.integrations.vllm.wrapping import wrap_once
 from sam_rollout.sources.model import BY_PASSES
 
-# Releases of vLLM that both schedulers are known to fit; tests/contracts/rows covers them.
+# Releases of vLLM that both our schedulers are known to fit; tests/contracts/rows covers them.
 KNOWN_RELEASES = ((0, 24), (0, 31))
 # Releases that our synchronous scheduler is known to fit with a draft model.
 KNOWN_WITH_MODEL = ((0, 23), *KNOWN_RELEASES)

@@ -1,7 +1,7 @@
 """Tries out our drafter and sampler in vLLM's second model runner (``vllm/v1/worker/gpu``).
 
-That runner keeps texts, lengths and drafts by slot. docs/architecture.md describes what else
-differs.
+That runner keeps texts, lengths and drafts by slot, a request's fixed place in its arrays.
+docs/architecture.md describes what else differs.
 """
 
 from typing import Any
@@ -102,7 +102,7 @@ class SamSpeculator(BaseSpeculator):
         return drafts.copy_(torch.from_numpy(tokens))
 
     def _take_draft_token_ids(self) -> DraftTokenIds | None:
-        """Return the last step's drafts; the runner's own method reports k per request."""
+        """Return the last step's drafts; the runner's method reports k tokens for every request."""
         offered, self._offered = self._offered, None
         return offered
 
@@ -177,7 +177,7 @@ class KeyedSampling:
     ) -> torch.Tensor:
         """Draw a token for each row, int64 [rows].
 
-        ``slots`` has each row's slot. ``positions`` has the position in front of the drawn token.
+        ``slots`` has each row's slot. ``positions`` has the position of the token before.
         """
         bits = keyed_bits(self._rows.keys[slots], positions + 1)
         tokens = draw_gumbel(logits.to(torch.float32), bits)

@@ -1,7 +1,7 @@
 """Ends calls that wait for a dead engine, with the cause of its death.
 
 vLLM refuses calls after an engine's death, but earlier calls wait for an answer forever. Only the
-engine's own log has the cause.
+engine's own log has the cause, so the engine's process also writes it to a file.
 """
 
 import asyncio

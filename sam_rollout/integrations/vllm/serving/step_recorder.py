@@ -83,7 +83,7 @@ class EngineStepRecorder:
         """
         records, self._records = self._records, []
         if not records:
-            self._last_s = None  # another engine got the work
+            self._last_s = None  # the work that started the clock went to another engine
         clock_offset_s = time.time() - time.monotonic()  # changes when the host's time is set
         if session_steps is not None:
             # vLLM's statistics count padding as drafts, the session does not.
@@ -126,8 +126,8 @@ def on_this_clock(drained: dict[str, Any], asked_s: float) -> dict[str, list]:
 def _notes(records: list[StepRecord], session_steps: dict[str, list]) -> Iterator[DraftNote]:
     """Yield each engine step's note, ``SKIPPED`` if there is none.
 
-    Both lists are in order. The front end may lag by several steps, so the nearest time would be
-    the wrong match.
+    Both lists are in order, and are joined in this order. The front end may lag by several steps,
+    so the note nearest in time may belong to another step.
     """
     columns = (session_steps[name] for name in ("noted_s", *NOTE_COLUMNS))
     noted = zip(*columns, strict=True)

@@ -60,7 +60,7 @@ class CpuTreeAttention(TreeAttention):
             return
         spare = cache.new_zeros((_SPARE_PAGES, *cache.shape[1:]))
         layer.kv_cache = torch.cat([cache, spare])
-        # The runner has its own list of caches, in which it copies pages. Replacing the entry also
+        # The runner copies pages of the caches in a list of its own. Replacing the entry there also
         # frees the shorter cache.
         caches = self._runner.kv_caches
         for number, one in enumerate(caches):
@@ -87,7 +87,7 @@ class CpuTreeAttention(TreeAttention):
             parents = trees.parents[row, :count]
             context = int(lengths[row]) - count  # number of tokens up to the last known one
             for path, new in _paths(parents):
-                if new == len(path) and path[0] == 1:  # the path that needs no copies
+                if new == len(path) and path[0] == 1:  # its slots are in order: no copies
                     tokens = list(range(begin, first + new + 1))
                     texts.append((tokens, context + new, table[row], []))
                     continue

@@ -17,7 +17,7 @@ def add_trees(
     step: SplitStep, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float,
     context: Pair, output: torch.Tensor,
 ) -> None:  # fmt: skip
-    """Attend to the trees' tokens, add the attention to the context, and write the output.
+    """Attend to the trees' tokens, merge this with the results for the context, write the output.
 
     Args:
         step: R trees of T tokens.
@@ -42,7 +42,7 @@ def add_trees(
 def block(width: int, least: int = 16) -> int:
     """Return the length of a block's dimension for `width` entries: a power of two.
 
-    `tl.dot` needs at least 16. A larger minimum spares the engine compiling several kernels.
+    `tl.dot` needs at least 16. With a larger minimum, fewer kernels have to be compiled.
     """
     return max(least, triton.next_power_of_2(width))
 
@@ -86,13 +86,13 @@ def move_accepted(
     kv_caches: list[torch.Tensor], axis: int, slots: torch.Tensor, first: torch.Tensor,
     path: torch.Tensor, token_ids: torch.Tensor,
 ) -> None:  # fmt: skip
-    """Move keys and values of accepted tokens behind each other, in all layers at once.
+    """Move keys and values of accepted tokens to the slots of a chain, in all layers at once.
 
     The host does not wait for the device.
 
     Args:
-        kv_caches: the cache of each layer, [blocks, block size, heads, head size] with another
-            axis for keys and values. All layers have the same shape and strides.
+        kv_caches: the cache of each layer, [blocks, block size, heads, head size] and one more
+            axis, for keys and values. All layers have the same shape and strides.
         axis: the axis for keys and values.
         slots: int [step's tokens], places in the cache.
         first: int [B], index of each request's last known token among the step's tokens.

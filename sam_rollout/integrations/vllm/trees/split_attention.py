@@ -39,12 +39,12 @@ class SplitStep(NamedTuple):
 
     tokens: torch.Tensor  # int64 [R, T], indices among the step's tokens
     starts: torch.Tensor  # int32 [R + 1], where each tree begins in [R * T]
-    places: torch.Tensor  # int64, indices in [R * T] of the trees' tokens, without filling
+    places: torch.Tensor  # int64, indices in [R * T] of the trees' real tokens
     own: torch.Tensor  # bool [R, T, T], [:, i, j]: token i attends to token j
-    context: torch.Tensor  # int32 [R], tokens of the text before the tree
+    context: torch.Tensor  # int32 [R], number of tokens in the text before the tree
     lengths: list[int]  # `context` on the host
     table: torch.Tensor  # int32 [R, blocks], the pages of the texts
-    is_whole: bool  # the step has no other tokens
+    is_whole: bool  # whether the step has no other tokens
 
     @classmethod
     def of(
@@ -55,7 +55,7 @@ class SplitStep(NamedTuple):
         Args:
             trees: the step's trees.
             starts: int32 [B + 1], where each request's tokens begin among the step's tokens.
-            computed: int [B], tokens of each text before the step.
+            computed: int [B], number of each text's tokens before the step.
             table: int32 [B, blocks], the pages of all texts.
         """
         rows, device = trees.branching, trees.shapes.ancestors.device
@@ -88,7 +88,7 @@ class SplitTreeAttention(TreeAttention):
     """Attends separately to texts and to trees."""
 
     table_name: ClassVar[str]  # name of the block table in the attention's metadata
-    writes_cache: ClassVar[bool]  # the implementation's `forward` also writes the cache
+    writes_cache: ClassVar[bool]  # whether the implementation's `forward` also writes the cache
     cache_axis: ClassVar[int]  # axis of a layer's cache with the keys at 0, the values at 1
 
     def __init__(self, runner: Any, keeper: TreeKeeper) -> None:
@@ -150,7 +150,7 @@ class SplitTreeAttention(TreeAttention):
         cls, impl: Any, step: SplitStep, query: torch.Tensor, key: torch.Tensor,
         value: torch.Tensor, kv_cache: Any, output: torch.Tensor,
     ) -> None:  # fmt: skip
-        """Compute the attention of the trees' tokens; tensors have all tokens of the step."""
+        """Compute the attention of the trees' tokens; the arguments have all tokens of the step."""
         query = query[step.tokens]
         own = attend(query, key[step.tokens], value[step.tokens], step.own, impl.scale)
         merged = cls.add_context(impl, step, query, cls._halves(kv_cache), own)
@@ -206,7 +206,7 @@ class SplitTreeAttention(TreeAttention):
         shape = [4 * -(-int(contexts.max()) // block_size), block_size, impl.num_kv_heads]
         table = torch.randperm(shape[0], generator=dice).view(4, -1)
         step = SplitStep.of(trees, starts, contexts, table.to(runner.device, torch.int32))
-        # One tensor has all three, as in a layer.
+        # As in a layer, query, key and value are parts of one tensor.
         heads = [impl.num_heads, impl.num_kv_heads, impl.num_kv_heads]
         together = random(int(starts[-1]), sum(heads), impl.head_size)
         query, key, value = together.split(heads, dim=1)
@@ -232,11 +232,11 @@ class SplitTreeAttention(TreeAttention):
 
     @classmethod
     def _moves_right(cls, trees: StepTrees, kv_cache: torch.Tensor, dice: torch.Generator) -> bool:
-        """Accept the last draft token of each tree, and compare `move` with moves on the host."""
+        """Accept the path to each tree's last token, and compare `move` with moves on the host."""
         expected = [half.cpu().flatten(0, 1).clone() for half in cls._halves(kv_cache)]
         (rows, most), device = trees.parents.shape, kv_cache.device
         slots = torch.randperm(len(expected[0]), generator=dice)[: int(trees.counts.sum()) + rows]
-        # The rows of a step's path have a gap between them, too.
+        # As in a step, there is a gap in memory between the rows of `path`.
         path = torch.zeros(rows, most + 2, dtype=torch.int64)[:, : most + 1]
         token_ids = torch.full((rows, most + 1), -1, dtype=torch.int32)
         for row, (count, first) in enumerate(zip(trees.counts, trees.first, strict=True)):

@@ -26,7 +26,7 @@ class StepTrees(NamedTuple):
     shapes: TreeShapes  # on the device
     parents: np.ndarray  # int64 [B, N], node that each draft token follows
     depths: np.ndarray  # int64 [B, N]
-    counts: np.ndarray  # int32 [B], draft tokens
+    counts: np.ndarray  # int32 [B], numbers of draft tokens
     first: np.ndarray  # int32 [B], index of the last known token among the step's tokens
     branching: np.ndarray  # int64, rows whose draft tokens are not a chain
 
@@ -96,7 +96,8 @@ class TreeKeeper(Wrapper):
     def keep(self, request_ids: list[str], batch: DraftBatch) -> None:
         """Keep the shapes of the drafts that are being proposed.
 
-        If a step has no room for a request, the request's drafts wait for a later step.
+        Earlier shapes are kept for requests that are not in this batch: if a step had no room for
+        a request, the request's drafts wait for a later step.
         """
         if not batch.has_trees and not self._row_of:
             return
@@ -152,10 +153,10 @@ def trees_of(
     kept_parents: np.ndarray,
     device: torch.device,
 ) -> tuple[StepTrees, np.ndarray]:
-    """Return a step's trees, and the tokens that are not as deep as in a chain.
+    """Return a step's trees, and the tokens whose depth is not the same as in a chain.
 
     Args:
-        counts: int32 [B], draft tokens of each request.
+        counts: int32 [B], number of each request's draft tokens.
         kept: int32 [B], the row of `kept_parents` that has the request's tree; -1: a chain.
         ends: int32 [B], the index behind the request's last token among the step's tokens.
         kept_parents: int32 [rows, k], the draft token that each draft token follows; -1: none.
