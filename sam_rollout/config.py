@@ -46,7 +46,7 @@ def sampler_of_today(kind: Any, coupling: Any) -> tuple[Any, str]:
 class GateConfig(Section):
     """The gate, which decides in which steps to draft, and how many tokens at most.
 
-    `schedule` maps numbers of running requests to draft tokens per request. An entry holds
+    `schedule` maps numbers of running requests to draft tokens per request. An entry applies
     up to its number of requests. The keys are text, as in JSON.
     """
 
@@ -218,7 +218,8 @@ class SentinelConfig(Section):
     steps: int = setting(3, minimum=1)  # training steps that are judged together
     least_acceptance: float = setting(0.02, minimum=0, maximum=1)  # accepted / verified tokens
     largest_fall: float = setting(0.5, minimum=0, maximum=1)  # of acceptance, from step to step
-    # Allowed factor between the rollout-trainer gap of probabilities here and in the baseline.
+    # The difference of rollout and trainer probabilities may be larger or smaller than in the
+    # baseline, by this factor.
     largest_ratio: float = setting(1.5, minimum=1)
 
 

@@ -1,1 +1,1 @@
-"""Keeps suffix automata of many token sequences; a call per engine step extends or queries all."""
+"""Keeps suffix automata of many token sequences; one call extends or queries all of them."""

@@ -15,8 +15,9 @@ _LARGEST_SLAB_BLOCKS = (32 << 20) // kernels.BLOCK_BYTES
 
 _CACHE_LINE = 64
 
-# A slab is idle if all its blocks are free. Idle slabs are searched for when _FIRST_RELEASE_BLOCKS
-# blocks are free, and again whenever a further share _RELEASE_SHARE of all blocks is free.
+# A slab is idle if all its blocks are free. A first search for idle slabs takes place when
+# _FIRST_RELEASE_BLOCKS blocks are free. Another one follows whenever the number of free blocks has
+# grown by the share _RELEASE_SHARE of all blocks.
 _FIRST_RELEASE_BLOCKS = (64 << 20) // kernels.BLOCK_BYTES
 _RELEASE_SHARE = 1 / 8
 

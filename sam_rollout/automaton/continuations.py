@@ -27,8 +27,8 @@ LENGTH_CLASSES = len(LENGTHS) + 1
 _PER_LENGTH = (len(COUNTS) + 1) * (len(SHARES) + 1) * 2 * WRITERS
 CLASSES = LENGTH_CLASSES * _PER_LENGTH
 _ALL = np.arange(CLASSES).reshape(LENGTH_CLASSES, len(COUNTS) + 1, len(SHARES) + 1, 2, WRITERS)
-# The classes of votes from drafts made elsewhere (READY), by certainty, [SHARES + 1, ...]. Automata
-# hardly ever cast votes of these classes, as a suffix's only continuation is also its latest one.
+# The classes of votes from drafts made elsewhere (READY), by certainty, [SHARES + 1, ...]. They are
+# those of a suffix's only continuation, if it is not the latest. So automata hardly ever cast them.
 READY_CLASSES = _ALL[:, 0, :, 0].swapaxes(0, 1)
 
 
@@ -58,7 +58,7 @@ def _writer_of(states, end, text):
 
 # --- many places at once ----------------------------------------------------------------------
 
-# A lane is a place in an automaton. The votes of many lanes are found together; their table is
+# A lane is a place in an automaton. Votes are found for many lanes together; the table of lanes is
 # int64[lanes, LANE_WIDTH]. Its first four columns are a place's columns from PLACE_HEADER on:
 LANE_HEADER, LANE_STATE, LANE_LENGTH, LANE_TEXT = 0, 1, 2, 3
 LANE_FIRST = 4  # the number of the first class of the lane's source
@@ -156,7 +156,7 @@ def vote_lanes(lanes, tasks, asked, count, waiting):
 
 @_inlined
 def take_votes(lanes, tasks, number, tokens, classes, count):
-    """Append votes for continuations of a lane (see `vote_lanes`); return the number of votes."""
+    """Append votes for the continuations that `vote_lanes` found; return the new count."""
     lane = lane_at(lanes, number)
     states = live._int64_pointer(lane[LANE_HEADER])[live.STATES]
     text, first = lane[LANE_TEXT], lane[LANE_FIRST]
@@ -314,7 +314,7 @@ def follow(kind, address, state, length, token):
 
 @_inlined
 def follow_lane(lanes, tasks, number, token):
-    """Move a lane to its place after a token, like `follow`; `vote_lanes` may know the place."""
+    """Move a lane to its place after a token, like `follow`, but use what `vote_lanes` found."""
     lane = lane_at(lanes, number)
     state, length = lane[LANE_STATE], lane[LANE_LENGTH]
     states = live._int64_pointer(lane[LANE_HEADER])[live.STATES]

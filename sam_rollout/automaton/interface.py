@@ -34,8 +34,8 @@ class AutomatonFullError(ValueError):
 # READY       the draft, int32[length, 2]     0                                   the draft's tokens
 # FOLLOWERS   the table, int32[length, 2]     the text's last token               the table's rows
 # DRAWN       the row's table,                twice the next token's position,    the table's rows
-#             int32[length, DRAWN_WIDTH]      plus 1 if its draw followed the
-#                                             text's last token
+#             int32[length, DRAWN_WIDTH]      plus 1 if the token drawn there
+#                                             followed the text's last token
 PLACE_KIND = 0
 PLACE_HEADER = 1
 PLACE_STATE = 2
@@ -52,8 +52,8 @@ FOLLOWER, RUN = 0, 1
 DRAFT_TOKEN, CERTAINTY = 0, 1
 CERTAIN = 1000
 # Columns of the table of draws: the position, the token drawn there, the token before it, the
-# position's distance from the draft's first wrong token, and how many times in a row this token was
-# drawn at the position, each time the model scored it.
+# position's distance from the draft's first wrong token, and in how many successive scorings of the
+# position this token was drawn.
 DRAWN_POSITION, DRAWN_TOKEN, DRAWN_AFTER, DRAWN_DISTANCE, DRAWN_AGAIN = 0, 1, 2, 3, 4
 DRAWN_WIDTH = 5
 

@@ -640,7 +640,7 @@ def _count(states, state):
 
 @_inlined
 def _times(states, state):
-    """Return how often an edge to a state was followed: the state's noted count, at least 1."""
+    """Estimate how often an edge to a state was followed: the state's noted count, at least 1."""
     return max(_count(states, state), 1)
 
 

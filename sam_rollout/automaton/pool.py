@@ -15,11 +15,11 @@ from sam_rollout.automaton import kernels
 from sam_rollout.automaton.arena import Arena, Rows
 from sam_rollout.automaton.interface import AutomatonFullError, Int32Array, Int64Array, places_of
 
-# Slots of the first edge table, per token about to be read. Clones hold most edges of reasoning
-# text. The table is at most four fifths full.
+# Slots of the first edge table, per token about to be read. Few suffice, because clones hold most
+# edges of reasoning text. At most four fifths of the slots are used.
 _EDGE_SLOTS_PER_TOKEN = 0.4
 
-# Suffix links along which each token's continuation is noted, at least one. Each link costs a
+# Number of suffix links along which a new token is noted as continuation, at least 1. Each costs a
 # memory access per token. Besides, more links lower acceptance: on real texts, a step yields 0.2 to
 # 0.4 % fewer tokens with 8 links than with 2.
 MAX_LINK_UPDATES = 2
@@ -188,7 +188,7 @@ class AutomatonPool:
             slots: int32[B], open slots; a negative one is skipped.
             rows: int32[B], the row of `token_ids` that belongs to each slot.
             token_ids: int32[R, L], token ids >= 0; read in place, never copied as a whole.
-            lengths: int32[B], known tokens of each row. The caller gives arrays of equal length.
+            lengths: int32[B], known tokens of each row. Nothing checks that all have B entries.
 
         Raises:
             IndexError: a slot is not open, or a row or length lies outside `token_ids`.

@@ -1,6 +1,7 @@
 """Records generated texts, and keeps them until their requests end.
 
-An engine reports the end of a request only after the request's row belongs to another request.
+When an engine reports a request's end, the request's row may already belong to another request. So
+the text is copied in every step.
 """
 
 import numpy as np
@@ -29,7 +30,7 @@ class TextRecorder:
         warm_up(record_rows)
         # Room for the longest texts: untouched pages of zeroed memory cost nothing.
         self._texts = np.zeros((slots, max_length), np.int32)
-        # [slots, 3]: position of the first token kept, tokens read, maximum number of tokens held.
+        # [slots, 3]: position of the first token kept, tokens read, most tokens held so far.
         self._spans = np.zeros((slots, 3), np.int32)
         self._written = 0  # the sum of the last column of `_spans`
         self._free = list(range(slots - 1, -1, -1))
@@ -42,8 +43,8 @@ class TextRecorder:
     def open(self, prompt_tokens: int = 0) -> int:
         """Return a slot for another request, or -1 if none is left.
 
-        `prompt_tokens` is the prompt's length if the first row may also hold tokens of an
-        interrupted response. It is 0 if the first row ends with the prompt and one sampled token.
+        `prompt_tokens` is the prompt's length if the row may hold tokens of an interrupted response
+        when `record` first reads it. It is 0 if the row then ends with one sampled token.
         """
         if not self._free:
             return -1

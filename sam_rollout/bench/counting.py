@@ -58,7 +58,7 @@ class _Counter(TorchDispatchMode):
 
 
 def count(call: Callable[[], Any]) -> Counts:
-    """Count one call, which must have run before, so that initialisation is not counted."""
+    """Count one call; make it once beforehand, so that initialisation is not counted."""
     with _Counter() as counter:
         call()
     return counter.counts

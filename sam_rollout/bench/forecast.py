@@ -1,4 +1,4 @@
-"""The command `simulate`, which makes a forecast for a run folder."""
+"""The command `simulate`, which forecasts the gain of drafts for a recorded run."""
 
 from collections.abc import Sequence
 from dataclasses import asdict

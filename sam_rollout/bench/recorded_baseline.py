@@ -13,7 +13,7 @@ from sam_rollout.telemetry.records import RunFolder, value_at
 
 SAME = 1.25  # steps are similar if their numbers of requests differ by less than this factor
 MIN_STEPS = 3  # minimum number of similar steps for an estimate
-MANY_TOKENS = 64  # a token's cost is estimated from steps with at least this many prompt tokens
+MANY_TOKENS = 64  # steps with at least this many prompt tokens show what such a token costs
 DEFAULT_LIMIT = 256  # maximum number of requests per engine if the configuration sets none
 
 
@@ -25,8 +25,8 @@ class StepTimes:
     """Estimates the time of an engine step from recorded steps.
 
     The time of decoding is interpolated between recorded numbers of requests. Beyond the largest
-    number, it is extrapolated. The time that d draft tokens add is estimated as the larger of the
-    times of d more requests and of d more prompt tokens.
+    number, it is extrapolated. d draft tokens are estimated to add as much time as d more requests
+    or as d more prompt tokens, whichever is more.
 
     Args:
         steps: Engine steps of training, without drafts.
@@ -52,7 +52,7 @@ class StepTimes:
         self._prompt_s = 0.0 if rates.empty else float(rates.median())
 
     def __call__(self, requests: int, drafts: int = 0, prompts: int = 0) -> float:
-        """Return a step's seconds by its numbers of decoding requests, draft and prompt tokens."""
+        """Return a step's seconds for its numbers of decoding requests, draft and prompt tokens."""
         wider, longer = self._decode(requests + drafts), self._decode(requests)
         return max(wider, longer + self._prompt_s * drafts) + self._prompt_s * prompts
 

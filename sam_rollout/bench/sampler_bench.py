@@ -1,6 +1,6 @@
 """`sam-rollout bench sampler`: measures the time of verification by our samplers and by others.
 
-Every request has k draft tokens, each of which is accepted with probability 0.7. The sampler treats
+Every request has k draft tokens, each of which is accepted with probability 0.7. Samplers treat the
 drafts as one-hot, and the temperature is above 0. Every call includes drawing its random numbers.
 For comparison, the time to read all target probabilities and the time to copy one row per request
 are measured.
@@ -49,7 +49,7 @@ class Setting:
 
 
 class Case:
-    """Random distributions for one size; a draft token has a probability of about `ACCEPTANCE`."""
+    """The random input for a batch size and k; drafts have a probability of about `ACCEPTANCE`."""
 
     def __init__(self, batch: int, k: int, setting: Setting) -> None:
         self.batch, self.k = batch, k

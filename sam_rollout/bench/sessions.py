@@ -84,7 +84,7 @@ class OwnSession(Session):
     """Our drafter, with a temporary folder for ended responses.
 
     Args:
-        config: The settings; the folder of texts is replaced.
+        config: The settings; their folder of texts is replaced by the temporary one.
         max_rows: Maximum number of requests at once.
         max_length: Length of the longest text, in tokens.
         now_s: A simulated clock for the gate `auto`, in seconds; None means the machine's clock.
@@ -151,7 +151,7 @@ class OwnSession(Session):
             self.requests.pop(request_id, None)
 
     def exchange(self, name: str, pieces: Sequence[Piece]) -> list[Piece]:
-        """Read other engines' pieces of text; return the new pieces of the engine called `name`."""
+        """Take in other engines' pieces of text; return this engine's new ones, marked `name`."""
         return self._session.exchange_texts(name, pieces)
 
     def end_step(self) -> None:

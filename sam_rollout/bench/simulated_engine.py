@@ -22,7 +22,7 @@ class Outcome:
     """The result of a simulated rollout, or an engine's part of it."""
 
     rollout_s: float = 0.0  # time of all rounds; a round ends with its slowest engine
-    tail_s: float = 0.0  # time of the long tail of each round's slowest engine
+    tail_s: float = 0.0  # time that each round's slowest engine spent in the long tail
     steps: int = 0
     verified_rows: int = 0  # number of verified drafts, over all steps
     accepted: int = 0  # accepted draft tokens
@@ -44,7 +44,7 @@ class Engine:
             self.session = OwnSession(config, run.max_num_seqs, longest, lambda: self.clock_s)
 
     def step(self) -> None:
-        """Run a step; with neither drafts nor new requests, run steps until a response ends."""
+        """Run a step; with neither a drafter nor new prompts, run steps until a response ends."""
         rows, decoding, steps = self.rows, len(self.rows), 1
         joined = rows.join(0)
         prompts = sum(len(trace.prompt) for _, trace in joined)
@@ -86,8 +86,8 @@ def sample(
 ) -> Iterator[Outcome]:
     """Simulate the rollouts of a run, one after the other.
 
-    With `drafts`, the engines draft as with `sam=on`, from earlier rollouts, too. After each round,
-    `progress` is called with the round's number of responses.
+    With `drafts`, the engines draft as with `sam=on`, also from texts of earlier rollouts. After
+    each round, `progress` is called with the round's number of responses.
     """
     engines = [Engine(run, str(number), drafts=drafts) for number in range(run.engines)]
     for rollout in run.rollouts:
@@ -120,7 +120,7 @@ def _sample(
 
 
 def _run(engines: Sequence[Engine]) -> None:
-    """Run until all engines have finished; the engine with the earliest clock steps next."""
+    """Run until all engines have finished; the one with the earliest clock takes the next step."""
     next_s = 0.0
     while busy := [engine for engine in engines if engine.rows or engine.rows.waiting]:
         engine = min(busy, key=lambda one: one.clock_s)

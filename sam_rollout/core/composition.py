@@ -64,8 +64,8 @@ def prepare(folder: Path) -> None:
         )
     config = Path(verl.submodule_search_locations[0]) / "trainer" / "config"
     os.environ["VERL_CONFIG_DIR"] = str(config)
-    # The resolver `recipe` completes paths below the recipe's folder, and `here` below the working
-    # directory.
+    # Both resolvers make relative paths absolute: `recipe` starts at the recipe's folder, `here` at
+    # the working directory.
     OmegaConf.register_new_resolver("recipe", lambda path: str(folder / path), replace=True)
     OmegaConf.register_new_resolver("here", lambda path: str(Path(path).absolute()), replace=True)
 

@@ -1,7 +1,8 @@
 """The identity of a request, which is the same in every run.
 
-The request ids of vLLM and the uids of verl are new in every run. They cannot match responses of
-two runs. An identity travels with each request in ``SamplingParams.extra_args["sam"]``.
+The request ids of vLLM and the uids of verl are new in every run, so they cannot tell which
+responses of two runs belong together. An identity travels with each request in
+``SamplingParams.extra_args["sam"]``.
 """
 
 import dataclasses

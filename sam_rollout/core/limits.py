@@ -6,7 +6,7 @@ import numpy as np
 
 # Longer drafts would hardly be more useful, and each token makes a verify step larger.
 MAX_DRAFT_TOKENS = 32
-MOST_STEP_TOKENS = 4096  # Maximum for the trees of one step; fewer tokens already fill a device.
+MOST_STEP_TOKENS = 4096  # Maximum for all trees of a step together; fewer already fill a device.
 UNKNOWN_VOCABULARY = (1 << 31) - 1  # Unknown size: allows all int32 token ids but the largest.
 
 

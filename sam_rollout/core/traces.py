@@ -51,7 +51,7 @@ class Trace:
 
 
 def groups_of(traces: Iterable[Trace]) -> list[list[Trace]]:
-    """Group traces by step and prompt, in order of step and appearance; sort siblings."""
+    """Group traces by step and prompt, in order of step and appearance; sort each group."""
     groups: dict[tuple[int, str], list[Trace]] = {}
     for trace in traces:
         groups.setdefault((trace.step, trace.group), []).append(trace)
@@ -60,7 +60,7 @@ def groups_of(traces: Iterable[Trace]) -> list[list[Trace]]:
 
 
 def read_traces(path: Path) -> list[Trace]:
-    """Read the traces at `path`, of which one or more can be drafted; see `traces_at`."""
+    """Read the traces at `path` (see `traces_at`); raise TraceError if none can be drafted."""
     traces = list(traces_at(path))
     if not traces:
         raise TraceError(f"{path}: no traces; expected {', '.join(_FORMATS)} or a run folder")
@@ -73,7 +73,7 @@ def traces_at(path: Path) -> Iterator[Trace]:
     """Read the traces of a file, of all files in a folder, or of a run folder, one by one.
 
     Raises:
-        TraceError: A file has other content.
+        TraceError: A file holds something other than traces.
         OSError: `path` does not exist or may not be read.
     """
     if path.is_file() and path.suffix not in _FORMATS:
@@ -86,7 +86,7 @@ def read_sets(paths: Iterable[Path]) -> dict[str, list[Trace]]:
     """Read sets of traces by name: each file, each file of a folder, and each run folder is a set.
 
     Raises:
-        TraceError: There are no traces, a file has other content, or two sets have one name.
+        TraceError: There are no traces, a file is malformed, or two sets have the same name.
         OSError: A path does not exist or may not be read.
     """
     sets: dict[str, list[Trace]] = {}

@@ -21,7 +21,7 @@ class Verified(NamedTuple):
     accepted: Int32Array  # Draft tokens that were accepted.
     filling: Int32Array  # Padding tokens, verified only to keep the step's shape.
     source: Int32Array  # Number of the source whose votes for a draft weigh most; -1 without votes.
-    # The sampled text also shows whether draft tokens that were not verified are right.
+    # The next two also count draft tokens that were not verified, as the text may judge them, too.
     judged: Int32Array  # Draft tokens known to be right or wrong.
     right: Int32Array  # Length of the draft's longest prefix with which the text continues.
 

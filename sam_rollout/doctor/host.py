@@ -72,7 +72,7 @@ def run_python(program: str, limit_s: float = LIMIT_S) -> str:
 
 
 def count_devices() -> int:
-    """Count the accelerators of this machine or container, even if variables hide them."""
+    """Count the accelerators of this machine or container, also those that variables hide."""
     names = (path.name for path in DEVICE_FILES.iterdir())
     return sum(re.fullmatch(r"(davinci|nvidia)\d+", name) is not None for name in names)
 
@@ -153,7 +153,7 @@ def check_shared_memory(question: Question) -> Iterator[Line]:
         store = int(question.setting("ray_kwargs.ray_init.object_store_memory", 0))
         wanted = weights + store
         found += f"; {weights / GIB:.2f} for weights and {store / GIB:.2f} for Ray are needed"
-    # With a recent driver, weights do not pass through host memory on NPUs.
+    # On an NPU it only warns: with a recent driver, no weights pass through host memory.
     fails = bool(question.config) and question.device == "cpu"
     small = usage.free < wanted
     yield judge(str(SHARED_MEMORY), found, BIGGER_SHM, fails=small and fails, warns=small)

@@ -58,7 +58,7 @@ def compare(name: str, found: str | None, pinned: str, supported: str, install: 
         Version(found)
     except InvalidVersion:
         return warn(name, f"{found}: no version number", f"{pinned} is pinned")
-    # The version's suffix after "+" names the device of the build.
+    # The suffix after "+" only names the device of the build, so it is not compared.
     if SpecifierSet("==" + pinned.partition("+")[0]).contains(found, prereleases=True):
         return ok(name, found)
     fails = not SpecifierSet(supported).contains(found, prereleases=True)

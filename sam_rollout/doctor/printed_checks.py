@@ -90,7 +90,7 @@ def to_text(about: str, findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:
-    """Merge findings that are equal on all nodes; the findings of single nodes follow."""
+    """Merge findings that are equal on all nodes; the other findings follow, by node."""
     nodes = {finding.node for finding in findings if finding.node}
     if len(nodes) < 2:
         return list(findings)

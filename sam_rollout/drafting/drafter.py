@@ -141,7 +141,7 @@ class SamDrafter:
             eligible: bool[B], False for rows to leave alone (prompts that are still computed).
             max_tokens: maximum number of tokens to draft for a request, one number or int[B].
                 Drafts also end at `sam.max_draft_tokens` and at the engine's largest text length.
-            least_chance: drafts end before tokens that are less likely to be accepted.
+            least_chance: drafts end before tokens with a lower chance of acceptance.
             shape: index of the drafts' shape in `shapes`.
         """
         rows = len(self._bound)
@@ -186,7 +186,7 @@ class SamDrafter:
         self._bound = [None if request_id in ended else request_id for request_id in self._bound]
 
     def end_step(self) -> None:
-        """End a training step; a text that its requests share is freed when all have ended."""
+        """End a training step; shared automata are freed once all their requests have ended."""
         self.responses.end_step()
         for source in self.sources:
             source.end_step()
@@ -196,7 +196,7 @@ class SamDrafter:
         return [piece for source in self.sources for piece in source.exchange(origin, pieces)]
 
     def wait(self) -> None:
-        """Wait until the sources' background work is done, so that a replay can be repeated."""
+        """Wait until the sources' background work is done, so that every replay drafts the same."""
         for source in self.sources:
             source.wait()
 

@@ -127,7 +127,7 @@ def _verify(token_ids, num_tokens, sampled, tokens, parents, columns, out):
         if i >= token_ids.shape[0] or end > token_ids.shape[1]:
             continue
         drafted = counts[i]
-        # The step's last token comes after the accepted tokens, and is not one of them.
+        # The last of the gained tokens is never an accepted one, but it may show what is right.
         right = accepted = node = 0
         while right < gained:
             child = next_node(tokens[i], parents[i], known, node, token_ids[i, start + right])

@@ -76,8 +76,8 @@ class DraftPolicy:
         self.votes = votes
         # Numbers of drafted tokens and of right ones, for each class and then each wider class.
         self._chances_of = np.zeros((2, _CHANCE_CLASSES + voting.SUMS))
-        # For each token of the drafts in flight: number of its votes, class of its chance, the
-        # tokens of these votes, and their classes.
+        # For each token of the drafts in flight: number of votes for its position, class of its
+        # chance, the tokens of these votes, and their classes.
         most_votes = max(sources, 1) * continuations.LEVELS * continuations.VOTES_PER_LEVEL
         self._votes = np.zeros((max_rows, limits.k, _VOTES + 2 * most_votes), np.int32)
         self._chances = np.zeros((max_rows, limits.k), np.float32)  # the tokens' chances
@@ -92,7 +92,8 @@ class DraftPolicy:
 
     def rearrange(self, rows: np.ndarray) -> None:
         """Move the rows of a changed batch: `rows`, int[B], has their old numbers, -1 if new."""
-        # A new row gets the votes of another row. They are unused until it has a draft of its own.
+        # A new row gets some other row's votes, as its old number is -1. This is harmless: `learn`
+        # skips rows without a draft, and a draft replaces the votes.
         self._votes[: len(rows)] = self._votes[rows]
 
     def learn(self, verified: Verified, token_ids: Int32Array, batch: DraftBatch) -> None:
@@ -114,7 +115,7 @@ class DraftPolicy:
             budget: int32[B], maximum number of tokens to draft.
             batch: filled with tokens, the numbers of drafted and held-back ones, and the source
                 whose votes for the first token weighed most (NO_SOURCE without votes).
-            least_chance: drafts end before tokens that are less likely to be accepted.
+            least_chance: drafts end before tokens with a lower chance of acceptance.
         """
         drafted, unknown = _draft(
             places, budget, self._vocab_size, self._least, max(self._least, least_chance),
@@ -178,7 +179,7 @@ def _unite(tokens, classes, origin, weights, texts, count):
 
 @_inlined
 def _keep_votes(votes, i, j, tokens, classes, count):
-    """Keep the votes for token `j` of row `i`, for `_learn`."""
+    """Keep the votes for position `j` of row `i`'s draft, for `_learn`."""
     votes[i, j, 0] = count
     classes_from = _VOTES + (votes.shape[2] - _VOTES) // 2
     for n in range(count):
@@ -188,7 +189,7 @@ def _keep_votes(votes, i, j, tokens, classes, count):
 
 @_inlined
 def _class_of_chance(most, j, accepted):
-    """Return the class of token `j`; `accepted` tokens of the last draft were accepted."""
+    """Return the class of token `j`'s chance; the last draft had `accepted` accepted tokens."""
     number = np.int64(min(most / voting.SUM_WIDTH, voting.SUMS - 1))
     number = number * _POSITIONS + min(j, _POSITIONS - 1)
     return number * _BEFORE + min(accepted, _BEFORE - 1)
@@ -284,7 +285,7 @@ def _draft(
 def _learn(
     judged, right, source, token_ids, length, votes, accepted, shares, weights, chances_of
 ):  # fmt: skip
-    """Count right votes by class, and right tokens by the class of their chance."""
+    """Count votes by class and tokens by the class of their chance; count the right ones, too."""
     classes_from = _VOTES + (votes.shape[2] - _VOTES) // 2
     for i in range(source.size):
         if source[i] == NO_SOURCE:

@@ -2,8 +2,8 @@
 
 A tree takes the tokens that most likely continue the text. All rows of a step share one budget of
 tokens. A token's chance is estimated as for chains (`policy.py`), but from its depth instead of its
-position, and from its rank among all tokens with votes. The estimate is multiplied by the
-chance of the token before it in the tree.
+position, and also from its rank among the tokens with votes. The estimate is multiplied by
+the chance of the token before it in the tree.
 
 The weights of votes are learned at those positions of the text for which the tree had looked up
 votes. At these positions, votes for tokens that were not drafted count, too.
@@ -242,7 +242,7 @@ def _grow(
             continue
         nodes[i, 0, 0], nodes[i, 1, 0] = lookups, 0
         voting.put_lanes(i, lookups * sources, places, lanes)
-        heap[lookups, _ROW], heap[lookups, _PARENT] = i, 0  # the text itself, for now
+        heap[lookups, _ROW], heap[lookups, _PARENT] = i, 0  # only to fill `row_of` below
         lookups += 1
     # The row and the node that each new look-up is for.
     row_of, node_of = lists[5], lists[6]

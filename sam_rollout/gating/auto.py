@@ -9,7 +9,7 @@ docs/gating.md explains how it decides. The terms of this module:
 
 If only some requests may have drafts of a shape, the shape's offers are learned from these
 requests. If engines decide together (``agreement.py``), each engine learns step times with the
-busiest engine's load, but its offers from its own requests.
+busiest engine's load. The offers are still learned from the engine's own requests.
 """
 
 import math
@@ -102,7 +102,7 @@ class AutoGate(Gate):
         """Learn the cost and the yield of the previous step."""
         seconds, self._last_ns = (step.now_ns - self._last_ns) * 1e-9, step.now_ns
         self._may_draft = step.may_draft or self._may_draft
-        if step.wasted:  # the step's time only shows the cost of a trial
+        if step.wasted:  # nothing to learn, but lost time counts as a trial's
             self._unseen += 1
             self._lose(seconds - self._expected[self._best])
             return
@@ -279,7 +279,7 @@ class AutoGate(Gate):
         return tokens, expected, [s / (1 + right) for s, right in pairs]
 
     def _would_pay(self, offered: Offered, rows: int, shape: int) -> bool:
-        """Whether drafts would pay if all offers were as in this step; for a closed gate."""
+        """Whether a closed gate's drafts would pay if all offers were as in this step."""
         if not self._times.ready:
             return False
         supply = Supply(self._calibrations[shape])
@@ -288,7 +288,7 @@ class AutoGate(Gate):
         return min(s_per_token) * _LEAD < s_per_token[0]
 
     def _enter(self, octave: int) -> None:
-        """Change to the offers for another octave of requests (`draft_supply.py`)."""
+        """Change to the offers for another octave of running requests (`draft_supply.py`)."""
         known = self._octaves[octave]
         if known is None:
             known = self._octaves[octave] = [supply.heir() for supply in self._supplies]
@@ -349,7 +349,7 @@ class AutoGate(Gate):
             return best
         level = 1 + shape * _CLASSES + (best - 1) % _CLASSES
         accepted = self._accepted(level)
-        if shape:  # where trees are allowed, a tree contains the chain with the same minimum chance
+        if shape:  # a tree contains the chain of the same minimum chance, so it yields no less
             share = self._may_draft[shape] / (self._may_draft[1 - shape] or 1.0)
             accepted = max(accepted, share * self._accepted(best))
         gained_s = self._decided_for * (1 + accepted) * self._fair_s_per_token
@@ -371,7 +371,7 @@ class AutoGate(Gate):
         return self._may_draft[shape] * accepted
 
     def _can_pay(self, level: int) -> bool:
-        """Whether a level could replace the best one if its additional cost were half as large."""
+        """Whether a level is below the best, or could replace it at half its additional cost."""
         best = self._best
         tokens = (1 + self._accepted(level)) / (1 + self._accepted(best))
         return level < best or tokens > (1 + self._expected[level] / self._expected[best]) / 2

@@ -18,7 +18,7 @@ class Gate:
     """Base class of the gates, which set every engine step's budget of draft tokens."""
 
     is_trial = False  # whether the last budget was chosen only to learn from its step
-    least_chance = 0.0  # drafts end before tokens that are less likely to be accepted
+    least_chance = 0.0  # drafts end before tokens with a lower chance of acceptance
     shape = 0  # index of the shape to draft in `SamDrafter.shapes`
 
     def observe(self, step: EngineStep) -> None:
@@ -43,8 +43,8 @@ class Gate:
 class ScheduleGate(Gate):
     """A budget that depends only on the number of running requests.
 
-    `schedule` maps numbers of requests to draft tokens per request. An entry holds up to its number
-    of requests. Beyond the largest number, nothing is drafted.
+    `schedule` maps numbers of requests to draft tokens per request. An entry applies up to its
+    number of requests. Beyond the largest number, nothing is drafted.
     """
 
     def __init__(self, schedule: Mapping[int, int], k: int) -> None:

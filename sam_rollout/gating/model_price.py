@@ -9,7 +9,7 @@ from sam_rollout.core.limits import Limits
 from sam_rollout.gating.step import EngineStep
 
 _LEAD = 1.02  # the other way (with or without the model) takes over if faster by this factor
-_TRIAL_STEPS, _TRIAL_ROWS = 32, 256  # a trial takes this many steps and rows (requests * steps)
+_TRIAL_STEPS, _TRIAL_ROWS = 32, 256  # a trial's least steps, and rows (requests * steps)
 _FIRST_WAIT, _LONGEST_WAIT = 256, 8192  # steps from one trial to the next: at first, and at most
 # After a change to or from the model, this many steps are not measured. An engine that schedules a
 # step ahead verifies the first drafts after the change in the fourth step.
@@ -46,7 +46,7 @@ class ModelPrice:
         self._closed = 0  # successive steps with a closed gate
 
     def observe(self, step: EngineStep, *, is_open: bool) -> None:
-        """Learn from a step, in which the gate was open or closed, and choose for the next step."""
+        """Learn from a step, whose gate was open or not (`is_open`); choose for the next step."""
         seconds, self._last_ns = (step.now_ns - self._last_ns) * 1e-9, step.now_ns
         rows = len(step.verified.sampled)
         if not rows:

@@ -32,9 +32,9 @@ _KNOWN = 4  # steps after which a cell is known; an unknown cell may lie far fro
 _OLD = 256
 _PATIENCE = 16
 _SPEED_RATE = 1 / 32
-# A cell's ratio is mixed with the ratio of all cells that have its number of requests and its
-# shape, which counts like this number of steps. In the same way, that ratio is itself mixed with a
-# wider one: the ratio of all shapes, and finally 1.
+# A cell's ratio is mixed with a wider ratio, which counts like this number of steps: the ratio of
+# all cells with the same number of requests and the same shape. The wider ratio is mixed in the
+# same way with the ratio over all shapes, which is mixed with 1.
 _BORROWED = 2.0
 _FARTHEST = 8.0  # largest factor by which a cell may differ from the line
 _COLUMNS = 2  # cells for each draft token per request

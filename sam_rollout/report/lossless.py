@@ -45,7 +45,7 @@ class Losslessness:
     controls: list[Pair]  # Repeats of one side.
 
     def counts(self) -> dict[str, tuple[int, int]]:
-        """Return the numbers of identical and of all responses, by token ids and by lengths."""
+        """Return the numbers of identical and of all responses, for each way to compare them."""
         table: dict[str, tuple[int, int]] = {}
         for pair in self.pairs:
             same, total = table.get(pair.by, (0, 0))

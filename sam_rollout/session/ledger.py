@@ -86,7 +86,7 @@ class RequestLedger:
         self._anything_offered = rows is not None
 
     def take_counters(self) -> dict[str, int]:
-        """Return and reset the counts of contexts and padding, by metric without ``sam/``."""
+        """Return and reset the counts by context and of padding, named without ``sam/``."""
         values = zip(CONTEXT_COUNTERS, self._by_context.ravel().tolist(), strict=True)
         seen = np.tile(self._by_context[0] > 0, len(CONTEXT_KINDS)).tolist()
         found = {f"draft/{n}": v for (n, v), known in zip(values, seen, strict=True) if known}

@@ -323,7 +323,7 @@ class DraftSession:
         self.settle()
         if (drafter := self.drafter) is not None:
             try:
-                # The training step's last requests have ended since the last batch.
+                # The training step's last requests ended after the last batch, unnoticed by `step`.
                 live = self._requests.live
                 drafter.responses.interrupted = {one.key: one.group_key for one in going_on}
                 self._follow(drafter, [one for one in self._request_ids if one in live])

@@ -46,6 +46,6 @@ class RolloutRound:
         needed = {
             "own": (running * text * LIVE_BYTES_PER_TOKEN, sources.own.max_bytes),
             "prompt": (shared * LIVE_BYTES_PER_TOKEN, sources.prompt.max_bytes),
-            "run": (sources.run.max_bytes, sources.run.max_bytes),  # grows until it is replaced
+            "run": (sources.run.max_bytes, sources.run.max_bytes),  # its automata grow to the limit
         }
         return {name: min(pair) for name, pair in needed.items() if getattr(sources, name).enabled}

@@ -20,7 +20,7 @@ def _find() -> tuple[SourceEntry, ...]:
     return tuple(sorted(entries, key=lambda entry: entry.order))
 
 
-# Sources have the order of their columns in records. Of equal votes, the first source's vote wins.
+# Sources are in the order of their columns in records. Of equal votes, the first source's wins.
 SOURCES: tuple[SourceEntry, ...] = _find()
 NAMES: tuple[str, ...] = tuple(entry.name for entry in SOURCES)
 

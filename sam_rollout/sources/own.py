@@ -32,10 +32,10 @@ class OwnText(LiveTexts):
     """Keeps one automaton per request, while the request lives and memory lasts.
 
     A preempted request keeps its automaton. At most `2 * max_rows + 16` automata are kept. Beyond
-    that number, the request that has been absent longest loses its automaton. After every step,
-    memory is brought below `config.max_bytes`: first absent requests lose their automata, the
-    longest absent first. Then present requests lose automata, the smallest automaton first, because
-    long texts yield the longest drafts.
+    that number, the request that has been absent from the batch longest loses its automaton. After
+    every step, memory is brought below `config.max_bytes`: first absent requests lose their
+    automata, the longest absent first. Then requests in the batch lose automata, the smallest
+    automaton first, because long texts yield the longest drafts.
     """
 
     name = "own"

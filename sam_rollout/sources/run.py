@@ -184,7 +184,7 @@ class RunTexts(GroupedTexts[str]):
         return super()._nbytes + self._kept.nbytes + making
 
     def _turn_over(self) -> None:
-        """Begin successors of automata that are due (`_is_due`); finished successors take over."""
+        """Begin successors of automata that are due (`_is_due`); let finished ones take over."""
         self._take_older()
         for group in list(self._groups.values()):
             if self._making is not None and group.key == TRAIN_SPLIT:

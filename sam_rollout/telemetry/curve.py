@@ -25,7 +25,7 @@ _STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
-# Margins as fractions of the picture. Fitting them takes longer than drawing.
+# Margins as fractions of the picture. They are fixed, as fitting them takes longer than drawing.
 _MARGINS = {"left": 0.1, "right": 0.965, "bottom": 0.16, "top": 0.91}
 _MEAN, _TAIL, _THRESHOLD = "#0072B2", "#FBE6D8", "#5B6570"
 
@@ -36,8 +36,8 @@ class RunningCurve:
 
     time_s: np.ndarray  # Seconds since the rollout began.
     mean: np.ndarray  # Mean of running requests over the engines; an idle engine counts as 0.
-    low: np.ndarray  # Running requests of the engine that has the fewest.
-    high: np.ndarray  # Running requests of the engine that has the most.
+    low: np.ndarray  # Running requests of the engine that then has the fewest.
+    high: np.ndarray  # Running requests of the engine that then has the most.
     tail: np.ndarray  # bool, whether the slowest engine was in the long tail (see `tail_mask`).
     tail_threshold: int  # A step in the long tail schedules at most this many requests.
     engines: int  # Number of engines.

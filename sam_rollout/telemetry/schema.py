@@ -54,7 +54,7 @@ GROUPS = {
 
 # Placeholders in names: draft position (1, 2, ...), lower edge of a bin, and draft source.
 POSITION, CONTEXT, SOURCE = "<k>", "<lo>", "<source>"
-# Lower edges of the bins. A draft's context length is the text's length when the draft was made.
+# Lower edges of the bins of context length, a text's length when its draft was made.
 CONTEXT_EDGES = (0, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 CONTEXT_KINDS = ("verify", "drafted", "accepted")
 CONTEXT_COUNTERS = tuple(

@@ -1,8 +1,8 @@
 """Warns of drafts that have gone wrong without an error.
 
 The sentinel checks every training step with drafts, and reports a finding once, when it appears.
-Low acceptance is a finding only if its whole 95 % interval is beyond the threshold. Intervals are
-taken over prompts, because responses to one prompt resemble each other.
+Low acceptance is a finding only if its whole 95 % interval is beyond the threshold. The interval of
+a fall is taken over prompts, because responses to one prompt resemble each other.
 """
 
 import math

@@ -1,10 +1,11 @@
 """Draws with Gumbel noise on a CPU, in one pass over the logits with hardly any logarithms.
 
 A token with logit z beats the best score so far if its exponential number e is below exp(z - best).
-The number e is at least u, the uniform number from which e is computed. exp(z - best) is 2**x for
-some x, and at most the chord of 2**x between two neighbouring integers. The chord, as a float, has
-the bits of x plus the exponent's bias in fixed point. So a cheap test rejects most tokens.
-For the other tokens, some ten per row, e is computed in double precision.
+The number e is at least u, the uniform number from which e is computed. So a token loses unless u
+is below an upper bound of exp(z - best). With exp(z - best) = 2**x, the bound is the chord of 2**x
+between the integers around x: as a float, it has the bits of x plus the exponent's bias in fixed
+point. This cheap test rejects most tokens. For the others, some ten per row, e is computed in
+double precision.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ UNIT = (1 - 2.0**-24) * 2.0**-31
 _UNIT_32 = np.float32(UNIT)
 _PER_NAT = np.float32(2.0**23 / math.log(2))  # how much a float's bits, as an integer, grow per nat
 # The bits of 1.0, plus a margin for rounding. A token whose logit is more than 88 nats below the
-# best score cannot win. Above that, rounding one operation or constant changes `fixed` (in
+# best score cannot win. For the others, rounding one operation or constant changes `fixed` (in
 # `_may_win`) by 64 at most.
 _ONE = np.float32(127 * 2**23 + 512)
 _LARGEST = np.float32(254 * 2**23)

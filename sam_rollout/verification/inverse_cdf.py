@@ -78,7 +78,8 @@ def _search(
     Returns:
         The entry's index, and the target's offset within the interval, both int64 [rows].
     """
-    # The sum of a block's tokens may be less than the block's mass. Then the last token is taken.
+    # The target may lie beyond the sum, as a block's tokens may sum to less than the block's mass.
+    # Then the last entry is taken.
     target = torch.minimum(target, cumulative[:, -1] - 1)
     index = (cumulative <= target.unsqueeze(1)).sum(dim=1)
     here = index.clamp(max=masses.shape[1] - 1).unsqueeze(1)

@@ -23,7 +23,7 @@ def keyed_bits(keys: torch.Tensor, positions: torch.Tensor, stream: int = 0) -> 
         stream: Number of the stream, below ``STREAMS``; streams are independent.
     """
     counter = positions.to(torch.int64) * STREAMS + (stream + 1)
-    bits = keys + counter * _GOLDEN  # int64 arithmetic wraps around, as the algorithm wants
+    bits = keys + counter * _GOLDEN  # int64 arithmetic wraps around, as the algorithm needs
     bits = (bits ^ logical_shift(bits, 30)) * _MIX_1
     bits = (bits ^ logical_shift(bits, 27)) * _MIX_2
     return bits ^ logical_shift(bits, 31)

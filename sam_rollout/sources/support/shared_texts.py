@@ -1,8 +1,8 @@
 """Exchanges siblings' texts with other engines.
 
-The automata read a few of the received tokens in each engine step. The number of waiting texts is
-limited in each direction; further texts are dropped. Waiting texts count towards `max_bytes`, and
-are dropped before any automaton is given up for lack of memory.
+The automata read a few of the received tokens in each engine step. The numbers of texts that wait
+to be sent and to be read are limited; surplus texts are dropped. Waiting texts count towards
+`max_bytes`, and are dropped before any automaton is given up for lack of memory.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ logger = logging.getLogger(__name__)
 
 Place = tuple[GroupKey, int | None]  # a group, and its automaton once it has one
 
-# Maximum number of other engines' tokens that are read per engine step. Drafts save time only while
-# few requests run. Siblings on other engines then write fewer tokens per step than this.
+# Maximum number of other engines' tokens that are read per engine step. Drafts save time only
+# while few requests run, and siblings elsewhere then write fewer tokens per step than this.
 TOKENS_PER_STEP = 512
 # Maximum number of other engines' texts that may wait to be read or continued.
 MOST_TEXTS = 1024
 # A text whose tokens are all read is dropped after this many exchanges without a new piece (5 s or
 # more). Its last piece was lost, or came after the text's group had ended on this engine.
 SILENT_TURNS = 100
-# Shares of the memory for siblings. Waiting texts of each direction may take _WAITING_SHARE. While
-# waiting texts and automata together exceed _READING_SHARE, other engines' texts are not read.
+# Shares of the memory for siblings. Texts that wait to be sent may take _WAITING_SHARE, and texts
+# that wait to be read as much. While waiting texts and automata together exceed _READING_SHARE,
+# other engines' texts are not read.
 _WAITING_SHARE, _READING_SHARE = 1 / 8, 3 / 4
 _NEVER = np.iinfo(np.int64).max
 
@@ -51,7 +52,7 @@ class OwnTexts:
         self._sent: dict[str, tuple[str, int]] = {}  # request -> response's name, tokens sent
         self._ended: deque[Piece] = deque()  # last pieces of ended texts, not yet handed out
         self._made = 0
-        self.nbytes = 0  # memory of these texts
+        self.nbytes = 0  # memory of `_ended`
 
     def _name_and_start(self, request_id: str) -> tuple[str, int]:
         """Return the response's name, and the index of the next token to hand out."""

@@ -18,7 +18,7 @@ from sam_rollout.automaton.interface import Int32Array, places_of
 if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool
 
-# Maximum number of tokens of live texts that an engine step reads; likewise for ended texts.
+# Maximum number of tokens of live texts that an engine step reads, and also that of ended texts.
 TOKENS_PER_STEP = 2048
 
 
@@ -95,7 +95,7 @@ class MovingTexts:
         return [(row, *self._slots.pop(request_ids[row])) for row in rows[done].tolist()]
 
     def _read_ended(self) -> None:
-        """Read more of the ended texts, in order; each read uses up whole blocks of the limit."""
+        """Read more of the ended texts, in order; what is read of a text counts as whole blocks."""
         room = TOKENS_PER_STEP
         while self._ended and room > 0:
             text, slot, _ = self._ended[0]
