@@ -13,7 +13,7 @@ _NOT_THERE = -7
 
 
 class Device:
-    """Records when launched work has ended.
+    """Tells when launched work ends; here it has always ended already.
 
     `benchmarks/emulated_device.py` replaces it by a device with a timeline.
     """
@@ -48,7 +48,7 @@ class _Event:
 
     def synchronize(self) -> None:
         DEVICE.wait(self._at)
-        for target, source in self._copies:  # two threads may copy at once
+        for target, source in self._copies:  # a second thread may do so at the same time
             target.numpy()[:] = source.numpy()  # works in every mode of PyTorch
         self._copies = []
 
@@ -135,7 +135,7 @@ def asynchronous_scheduling() -> Iterator[None]:
         AsyncGPUModelRunnerOutput.__init__ = init_output  # type: ignore[method-assign]
         engine_drafter._to_host = to_host
     patch(platform, "check_and_update_config", classmethod(keep_asynchronous))
-    patch(module, "_torch_cuda_wrapper", contextlib.nullcontext)  # it has other stand-ins
+    patch(module, "_torch_cuda_wrapper", contextlib.nullcontext)  # would install its own stand-ins
     patch(module.CPUModelRunner, "__init__", init)
     try:
         yield

@@ -1,7 +1,7 @@
 """Answers the same prompts in vllm-ascend engines with and without drafts; prints JSON.
 
 Run ``python -m tests.ascend.answering [ENGINE...]``: it changes vLLM for the CPU, so it needs its
-own process. Sampled tokens reach the host only when the host waits for them.
+own process. Sampled tokens reach the host only once it waits for them, to test late arrival.
 """
 
 import gc
@@ -48,7 +48,7 @@ from tests.integration.responses import (
 )
 
 WAYS = spied(pytest.MonkeyPatch(), AscendLateBinding, "_bind", "_follow", "_fill")
-NOT_YET = 5  # stands for tokens that are still copied; a text with such a token differs
+NOT_YET = 5  # fills the host's copy until the tokens arrive; a text that used it would differ
 K = 3
 SIBLINGS, LONGEST = 2, 110
 # Repetitive prompts. A gate with threshold 2 is closed while all four requests run.
@@ -95,7 +95,7 @@ ENGINES = {
     "head and texts": Side(head("own", "prompt", k=8), engine=SMALL),
     "head, closed": Side(head("own", gate="closed")),
     "head, fails": Side(head("own")),
-    # This side is the last one, because it changes the model.
+    # This side comes last, because it changes the model's class, which the other sides use.
     "head, drawn": Side(head(sampled=True), "coupled"),
 }
 
@@ -148,7 +148,7 @@ def started(side: Side) -> Iterator[Any]:
         "disable_log_stats": False,
         **side.engine,
     }
-    # vLLM collects garbage eight times per engine, each time for a third of a second.
+    # vLLM would collect garbage eight times per engine, for a third of a second each time.
     with (
         mock.patch.object(gc, "collect", lambda *_: 0),
         offline_engine(MODEL, side.sam, RolloutSamplerConfig(side.sampler), **arguments) as llm,

@@ -32,7 +32,7 @@ if not collect_ignore_glob:
         VLLM_LOGGING_LEVEL="WARNING",
         VLLM_NO_USAGE_STATS="1",
         HF_HUB_OFFLINE="1",
-        # Here vLLM caches facts about model classes; a slow process collects them.
+        # In this folder vLLM keeps facts about model classes, which are slow to collect.
         VLLM_CACHE_ROOT=str(ROOT / ".cache" / "vllm-ascend"),
     )
     import torch_npu  # noqa: F401

@@ -13,7 +13,7 @@ AHEAD = ("closed", "opens", "filled up", "preempted")
 HEADS = ("head and texts", "head, closed", "head, fails")
 THRESHOLD, K, LENGTHS = 2, 3, (12, 20, 60, 90)  # as in answering.py, engine "sync"
 PVALUE = 1e-4
-RARE = 10  # beginnings that are rarer are counted together
+RARE = 10  # beginnings that occur less often are counted together
 
 
 @pytest.fixture(scope="module")

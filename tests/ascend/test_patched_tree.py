@@ -1,4 +1,4 @@
-"""Tests patches/ on the published vllm-ascend: patches are applied, undone, refused and run."""
+"""Tests patches/ on the published vllm-ascend: applied, undone, refused, and run in an engine."""
 
 import json
 import os

@@ -16,7 +16,7 @@ OPERATOR = npu_fused_infer_attention_score
 
 @pytest.fixture(params=[OPERATOR])
 def operator(request, monkeypatch):
-    """Install the operator that attends to the context: a right one, unless a test names one."""
+    """Install the operator that attends to the context: the right one, or the one a test names."""
     monkeypatch.setattr(torch_npu, "npu_fused_infer_attention_score", request.param)
     monkeypatch.setattr(torch_npu, "npu_attention_update", npu_attention_update)
     return request.param

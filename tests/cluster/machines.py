@@ -125,7 +125,7 @@ class Lan:
 
     @staticmethod
     def _port(name: str) -> str:
-        return f"port-{name}"[:15]  # the longest name that the kernel takes
+        return f"port-{name}"[:15]  # the kernel takes at most 15 characters
 
     def _set_up(self, machine: Machine) -> str:
         own_tmp = self._folder / "tmp" / machine.name

@@ -4,7 +4,7 @@ import subprocess
 from sam_rollout.telemetry.records import RunFolder
 from tests.cluster import runs
 
-START_S = 900  # time until a step is trained; imports take minutes on two cores
+START_S = 900  # time until a launch has trained a step; imports take minutes on two cores
 LOSS_S = 300  # time until the launch ends after a machine has died
 # Ray declares a silent node dead after about 20 s here; its default is about a minute.
 HEALTH_CHECK_MS = {"initial_delay": 1000, "period": 1000, "timeout": 4000}

@@ -39,7 +39,7 @@ class Row:
     bases: tuple[str, ...] = ()
     # Members that implementations must define.
     abstract: tuple[str, ...] | None = None
-    versions: tuple[str, ...] = ()  # default: all supported and probed ones
+    versions: tuple[str, ...] = ()  # default: all supported ones, and vLLM's probed ones
 
     def supported_versions(self) -> tuple[str, ...]:
         probed = PROBED_VERSIONS["vllm"] if self.package == "vllm" else ()

@@ -24,7 +24,7 @@ WHEEL_OF = {
     ("megatron", "0.12"): ("megatron-core==0.12.1", "manylinux_2_28_x86_64"),
     ("megatron", "0.16"): ("megatron-core==0.16.1", "manylinux_2_28_x86_64"),
     ("vllm_ascend", "0.23"): ("vllm-ascend==0.23.0", "manylinux_2_34_aarch64"),
-    # The last wheels for Python 3.11 of 0.24 to 0.26 are release candidates.
+    # For Python 3.11, the last wheels of 0.24 to 0.26 are release candidates.
     ("vllm_ascend", "0.24"): ("vllm-ascend==0.24.0rc1", "manylinux_2_34_aarch64"),
     ("vllm_ascend", "0.25"): ("vllm-ascend==0.25.1rc1", "manylinux_2_34_aarch64"),
     ("vllm_ascend", "0.26"): ("vllm-ascend==0.26.0rc1", "manylinux_2_34_aarch64"),

@@ -108,7 +108,7 @@ def test_a_head_learns_along_on_megatron(train):
     assert steps[1]["sam/head_training/updates"] > 0
     for metrics in steps.values():
         assert metrics["sam/head_training/failures"] == metrics["sam/draft/failures"] == 0
-        if metrics["sam/head_training/updates"]:  # a step on a busy machine may leave no time
+        if metrics["sam/head_training/updates"]:  # a busy machine may have no time for any
             assert metrics["sam/head_training/length"] > 2.5
         assert metrics["sam/draft/accepted_model"] > 0
     assert (run.folder.path / "checkpoints" / "draft_head" / "model.safetensors").is_file()
@@ -195,8 +195,8 @@ def test_engines_with_devices_of_their_own_go_on_while_the_policy_trains(train):
         "trainer.v1.separate_async.num_warmup_batches=2",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         f"{rollout}.nnodes=1",
-        f"{rollout}.max_num_seqs=16",  # a sixth of the responses: some are left at an update
-        f"+{rollout}.engine_kwargs.vllm.num_gpu_blocks_override=100",  # two engines have to fit
+        f"{rollout}.max_num_seqs=16",  # a sixth of the responses: an update interrupts some
+        f"+{rollout}.engine_kwargs.vllm.num_gpu_blocks_override=100",  # two have to fit into memory
         f"{rollout}.checkpoint_engine.backend=file",
         f"{rollout}.checkpoint_engine.custom_backend_module=tests.e2e.file_checkpoint_engine",
         "ray_kwargs.ray_init.num_gpus=2",

@@ -81,7 +81,7 @@ def make_engine(pytestconfig: pytest.Config, few_collections: None) -> Iterator[
             **({} if "additional_config" in overrides else engine_arguments(config)),
             **overrides,
         }
-        envs.disable_envs_cache()  # earlier engines in this process froze the variables
+        envs.disable_envs_cache()  # earlier engines in this process made vLLM cache the variables
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(MULTIPROCESSING_ENV, "0")
             engine = LLM(**arguments)

@@ -2,8 +2,8 @@
     python -m tests.integration.megatron_probe RUNS
 
 PYTHONPATH must contain tests/megatron_on_cpu and Megatron. RUNS is a JSON list of objects with the
-keys "folder", "policy", "head", "processes", "engine" and "transformer"; the last two are settings.
-Process N of a run writes its results into the run's folder, as N.pt.
+keys "folder", "policy", "head", "processes" (their number), "engine" (settings of verl's) and
+"transformer" (of Megatron's). Process N of a run writes its results into the run's folder, as N.pt.
 """
 
 import json
@@ -38,7 +38,7 @@ LENGTHS = ((3, 12), (2, 9), (15, 26), (1, 7), (4, 40), (1, 11), (9, 31), (2, 8))
 WINDOW = 8
 OTHER_LAYERS = (0, 5)
 STEPS = 2
-LIMIT_S = 200  # of a run
+LIMIT_S = 200  # time limit of a run
 
 
 def texts() -> list[list[int]]:

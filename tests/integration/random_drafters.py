@@ -1,4 +1,4 @@
-"""Writes drafters with random weights for the tiny Qwen3, of the kinds that are not shipped."""
+"""Writes drafters with random weights for the tiny Qwen3, of kinds that the repository lacks."""
 
 import json
 import shutil

@@ -19,7 +19,7 @@ from tests.integration.conftest import MODEL
 pytestmark = pytest.mark.usefixtures("few_collections")
 
 HEAD = Path(f"{MODEL}_eagle3")
-STEPS, FEW = 3, 8  # number of draft tokens; of prompts whose greedy texts are compared
+STEPS, FEW = 3, 8  # numbers of draft tokens, and of prompts whose greedy texts are compared
 
 
 def engine(**arguments):
@@ -97,7 +97,8 @@ def assert_replayed(folder, policy, prompts, texts, counts):
     ]
     samples = policy.read(traces, shape.target_layers, 2048)
     found = acceptance(Learner(head, policy, STEPS, vocabulary, output), samples)
-    assert counts[0] == pytest.approx(found.positions / found.length, rel=0.01)  # verify steps
+    # The first count is that of verify steps.
+    assert counts[0] == pytest.approx(found.positions / found.length, rel=0.01)
     return counts[1:] / counts[0]
 
 

@@ -19,7 +19,7 @@ def test_responses_of_earlier_steps_shorten_the_next(make_engine, prompts, tmp_p
     engine = make_engine(config)
     batch = prompts[:REQUESTS]
     first, before = generate(engine, batch, step=1)
-    for step in (2, 3):  # texts are read in the background, maybe late for the first tokens
+    for step in (2, 3):  # step 2 may begin before the texts of step 1 are read
         text, after = generate(engine, batch, step)
     assert text == first
     first_time, later = (responses.drafts_from("prompt", one)[1] for one in (before, after))

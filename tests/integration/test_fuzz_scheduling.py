@@ -2,7 +2,8 @@
 
 The tiny model runs with the coupled sampler at T = 1, in vLLM's asynchronous path
 (`tests/emulated_device.py`) or synchronously. Each response must equal that of an engine without
-drafts. SAM_FUZZ_SECONDS is the time, SAM_FUZZ_SEED is the first seed. A failure names its seed.
+drafts. With SAM_FUZZ_SECONDS, more engines run for this time, with seeds from SAM_FUZZ_SEED on. A
+failure of theirs names its seed.
 """
 
 import itertools

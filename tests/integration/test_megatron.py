@@ -69,7 +69,7 @@ DIVIDED = {
         "transformer": {"sequence_parallel": False},
     },
 }
-STAGES = {"layers and texts divided": {4, 8}, "texts side by side": {12}}  # layers of each stage
+STAGES = {"layers and texts divided": {4, 8}, "texts side by side": {12}}  # layer counts of stages
 
 
 @pytest.fixture(scope="module")

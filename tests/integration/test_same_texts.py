@@ -199,7 +199,7 @@ def test_texts_are_those_without_drafts(name, engine_of, reference, prompts):
         assert kept <= counted_by_vllm < 1.1 * kept
         return
     assert counted_by_vllm == kept
-    if side.ahead:  # steps are prepared ahead, bound late, or without places
+    if side.ahead:  # `_fill` and `_bind` write drafts, `_follow` takes tokens in
         assert set(ways) == ({"_follow"} if "closed" in name else {"_fill", "_bind", "_follow"})
     else:
         filled = counters["draft/padding_tokens"]

@@ -88,7 +88,7 @@ CLUSTER = [
 
 @pytest.mark.parametrize(("page", "training"), CLUSTER)
 def test_a_training_command_is_accepted_and_shares_no_checkpoints(page, training):
-    """verl saves a checkpoint after the last step, whatever save_freq says."""
+    """With any positive save_freq, verl also saves a checkpoint after the last step."""
     config = training.config
     sam, layout = check(config).sam, check_layout(config)
     most = config.actor_rollout_ref.rollout.max_model_len

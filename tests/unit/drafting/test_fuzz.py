@@ -2,8 +2,8 @@
 
 A draft from the request's own text must follow the longest suffix that had a successor, or the next
 shorter one (`automaton/continuations.py`). A draft from other sources must occur in a known text.
-All rows keep to one budget. SAM_FUZZ_SECONDS is the time, SAM_FUZZ_SEED is the first seed. A
-failure names its seed.
+With trees, all rows together keep to one budget. Seeds from SAM_FUZZ_SEED on are tried for
+SAM_FUZZ_SECONDS. A failure names its seed.
 """
 
 import itertools
@@ -130,8 +130,8 @@ class Fuzz:
         self._live: list[Request] = []
         self._retired: list[str] = []
         self._made, self._train_step = 0, 0
-        self._told: Counter[str] = Counter()  # tokens of this engine's responses
-        self._heard: Counter[str] = Counter()  # tokens of other engines' responses
+        self._told: Counter[str] = Counter()  # response of this engine -> tokens told to others
+        self._heard: Counter[str] = Counter()  # response of another engine -> tokens told here
         self._heard_last: dict[str, np.ndarray] = {}  # the last token of each of these responses
         self._damaged = 0
         self.judged = 0

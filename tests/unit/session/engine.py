@@ -48,7 +48,7 @@ class Engine:
         self.without: set[str] = set()
         self.chains_only: set[str] = set()
         self.room = True  # the next step has room for drafts
-        self.whole = False  # the next step is prepared, with K places for each request
+        self.whole = False  # the next step is prepared ahead, with K places for each request
         self.add(*names)
         limits, asked = Limits(MAX_ROWS, MAX_LENGTH), EngineHooks(**hooks)
         self.session = DraftSession(self.config, self, limits, record=record, hooks=asked)

@@ -9,7 +9,8 @@ from tests.unit.drafting.texts import int32
 K, MAX_ROWS, MAX_LEN = 3, 6, 20
 BUDGET = 1024
 LIMITS = Limits(MAX_ROWS, MAX_LEN, max_batched_tokens=BUDGET, k=K)
-NO, DRAFTING, EVERY = [False, False], [False, True], [True, True]  # for a closed, an open gate
+# Whether steps are filled up while the gate is closed, and while it is open.
+NO, DRAFTING, EVERY = [False, False], [False, True], [True, True]
 
 
 def graphs(full_up_to: int, otherwise: str) -> GraphOf:

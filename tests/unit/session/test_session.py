@@ -82,7 +82,7 @@ def test_a_gate_that_measures_is_told_what_was_offered_to_the_same_batch():
     engine.step("a", "b", sampled=1 + K)  # all offered tokens were right
     engine.go_on({"a": [99], "b": [99]})  # all offered tokens were wrong
     engine.step("a", "c")
-    gate.given = 0  # the gate looks for no drafts
+    gate.given = 0  # the gate asks for no drafts
     engine.step("a", "c")
     engine.step("a", "c")
     offered = [step.offered for step in gate.seen]
@@ -460,7 +460,7 @@ def looks(drafts: Drafts) -> list[bool]:
 @pytest.mark.parametrize(
     ("options", "first"),
     [
-        ({}, 2),  # the model drafts first, for a look needs its drafts
+        ({}, 2),  # a look needs the model's drafts, so the model drafts first
         ({"after": 3}, 4),  # with steps scheduled ahead, drafts come later
         ({"after": 3, "works": False}, 4),
         ({"works": False}, 2),  # looks go on where the model cannot draft

@@ -80,7 +80,7 @@ def test_old_text_of_a_run_goes_by_generations():
         ended(drafter, f"r{number}", text)
         assert drafter.usage().bytes <= 1 << 20
         assert counter(drafter, "run_evictions") == 0
-        if number >= 5:  # the newest texts give drafts, even if a successor has just taken over
+        if number >= 5:  # the newest texts give drafts, even right after an automaton was replaced
             for old in (0, 3, 5):
                 start = texts[number - old][500:504]
                 expected = texts[number - old][504:507]

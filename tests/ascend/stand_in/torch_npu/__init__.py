@@ -1,4 +1,4 @@
-"""A stand-in for torch_npu: vllm-ascend's Python code runs, and tensors are, on the CPU.
+"""A stand-in for torch_npu: vllm-ascend's Python code runs on the CPU, where all tensors are.
 
 Put ``tests/ascend/stand_in`` on PYTHONPATH. Numerics, graphs, communication and speed of an NPU
 cannot be tested with it.

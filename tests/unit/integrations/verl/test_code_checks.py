@@ -89,7 +89,7 @@ def test_a_metric_that_the_reward_does_not_give(written):
     check(composed(f"{metric}=score"))
     check(composed(f"{metric}=seq_final_reward", "dynamic_sampling=none",
                    "dynamic_sampling.gen_batch_size=6"))  # fmt: skip
-    check(written(GOOD, f"{metric}=anything"))  # this module does not say what it gives
+    check(written(GOOD, f"{metric}=anything"))  # without FIGURES, any name is accepted
     assert "gives one" in refused(written('FIGURES = ("one",)\n' + GOOD, f"{metric}=two"))
 
 

@@ -20,7 +20,7 @@ HEAD = Path(f"{POLICY}_eagle3")
 
 @pytest.fixture
 def make(monkeypatch):
-    """Return a function that makes a head's training in a worker of one process."""
+    """Return a function that makes a `HeadTraining` in a worker without other processes."""
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
     monkeypatch.setattr(policy_part, "get_device_id", lambda: torch.device("cpu"))
     model = {"enabled": True, "path": str(HEAD), "train": {"enabled": True}}

@@ -46,7 +46,7 @@ def drained(*workers: dict | None):
 
 
 def test_an_engines_steps_and_requests_meet_what_its_drafter_counted():
-    found = drained(worker(), None)  # the second rank's drafts are not used
+    found = drained(worker(), None)  # the second rank has no draft session
     (step,) = found.engine_steps.to_pylist()
     assert (step["step"], step["split"], step["replica"]) == (STEP, "train", 5)
     assert step["generation_tokens"] == 9 and step["draft_budget"] == 3

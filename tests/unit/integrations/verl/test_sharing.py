@@ -23,7 +23,7 @@ class Server:
         self.asked = 0
         self.fails: Exception | None = None
         self.engine_fails = False
-        self.hear_texts = self  # stands for this method of a handle
+        self.hear_texts = self  # called as hear_texts.remote(...), like a method of an actor
 
     def meet(self, *servers: "Server") -> TextSharing:
         handles = {server.replica: server for server in (self, *servers)}

@@ -29,7 +29,7 @@ def sized(response_tokens: int, *overrides: str):
         (LONGEST + 1, ("trainer.n_gpus_per_node=2",), True),
         (1024, (f"{RUN}.max_bytes=15728640",), True),
         (1024, (f"{RUN}.max_bytes=15728639",), False),
-        (300, (f"{RUN}.max_bytes=6000000",), False),  # each text takes room for 512 tokens
+        (300, (f"{RUN}.max_bytes=6000000",), False),  # even 300 tokens take the room of 512
         (LONGEST + 1, (f"{RUN}.when=always",), True),
         (1024, (f"{RUN}.enabled=false",), False),
     ],

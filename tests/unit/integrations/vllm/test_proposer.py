@@ -136,7 +136,7 @@ def test_an_engine_with_another_number_of_draft_tokens_is_refused():
 
 @pytest.mark.parametrize("name", ["article_32b_graph", "reference_script_235b_grpo"])
 def test_a_presets_graphs_hold_every_filled_up_step(name):
-    """vLLM's dispatcher has the graphs that are computed before an engine starts."""
+    """What `filled_up_requests` computes before the start agrees with vLLM's own dispatcher."""
     preset = composed(f"experiment={name}", "sam=matched")
     sam, rollout = read_run_config(preset).sam, preset.actor_rollout_ref.rollout
     k, most, sizes = sam.max_draft_tokens, rollout.max_num_seqs, capture_sizes(preset, sam)

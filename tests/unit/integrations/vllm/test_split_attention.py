@@ -1,4 +1,4 @@
-"""Compares attention over trees in two parts, as on accelerators, with one part on the host.
+"""Compares attention over trees in two parts, as on accelerators, with undivided attention.
 
 vLLM's GPU operators are replaced by stand-ins, which follow the operators' documentation.
 """
@@ -244,13 +244,13 @@ def try_the_kernels():
 
 
 def assert_adds_trees(dtype, heads, kv_heads, size):
-    """Also with a tree that is filled up, tokens without trees, and an empty context."""
+    """Compare with plain operations: a tree is filled up, tokens have none, a context is empty."""
     _, step = step_of([BRANCHES, CHAIN, BUSH], [5, 5, 2])
     together = torch.randn(15, heads + 2 * kv_heads, size).to(dtype)
     query, key, value = together.split([heads, kv_heads, kv_heads], dim=1)
     found, lse = torch.randn(12, heads, size).to(dtype), torch.randn(heads, 12)
     found[:6], lse[:, :6] = 0, -math.inf
-    lse[:, 6:9] += 200  # beyond what float32 can add up without the maximum
+    lse[:, 6:9] += 200  # float32 overflows unless a maximum is subtracted before exp()
     expected = torch.full_like(query, 7)
     add_plainly(step, query, key, value, 0.3, (found, lse), expected)
     assert expected[6:12].eq(7).all() and not expected[:6].eq(7).any()
@@ -262,7 +262,7 @@ def assert_adds_trees(dtype, heads, kv_heads, size):
 
 
 def assert_moves_accepted(caches):
-    """Move in every layer; a request has no move, and a later move reads what is near a target."""
+    """Compare moves in every layer; a request has none, and some write where earlier ones read."""
     expected = [cache.clone() for cache in caches]
     path = torch.zeros(3, 5, dtype=torch.int64)[:, :4]
     path[:] = torch.tensor([[0, 2, 4, 5], [0, 1, 2, 0], [0, 2, 3, 0]])
