@@ -27,8 +27,8 @@ SIDES = {
     "async, off": ("sam=off", *ASYNC),
     "async, on": ("sam=on", *ASYNC),
 }
-# Runs train on every group. With half of tiny_cpu's `max_num_seqs`, some of a step's 48 responses
-# have to wait.
+# Each run trains on every group. With half of tiny_cpu's `max_num_seqs`, some of a step's 48
+# responses have to wait.
 COMMON = (
     "dynamic_sampling=none",
     "dynamic_sampling.gen_batch_size=6",
@@ -36,7 +36,7 @@ COMMON = (
     "rollout_telemetry.tail_threshold=8",
 )
 TOKENS, STEP_S = "perf/total_num_tokens", "timing_s/step"
-# Column of the record -> metric; the column has the mean over a run's steps.
+# Column of the record -> metric, whose mean over a run's steps the column has.
 MEANS = {
     "rollout_s": "sam/engine/rollout_s",
     "generated_tokens": "sam/engine/generation_tokens",

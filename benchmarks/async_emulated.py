@@ -27,7 +27,7 @@ SIDES = ("no drafts", "auto of 16")  # the first one has a closed gate
 
 
 class Engine(Device):
-    """An engine that also measures the steps in which all rows have a request."""
+    """An engine that sums up all steps, and separately those in which all rows have a request."""
 
     def __init__(self, side: str, each: int, longest: int, found: Replay) -> None:
         super().__init__(side, lambda scored: DEVICES["flat"](each * scored), longest, ROWS)
@@ -50,7 +50,7 @@ class Engine(Device):
         return drafts
 
     def count_tokens(self) -> None:
-        """Add the tokens of the last step, which the replay knows after the step."""
+        """Add the last step's tokens, whose number the replay knows only after the step."""
         for trainer in self._last:
             self.sums[trainer]["tokens"] += self._found.tokens - self._counted
         self._counted = self._found.tokens

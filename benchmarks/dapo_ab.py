@@ -51,7 +51,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def plan(repeats: int, steps: int, unfair_steps: int) -> dict[str, tuple[str, ...]]:
-    """Return name -> overrides of every run, in order; every second round reverses the sides."""
+    """Return name -> overrides of the runs; every second round has the sides in reverse order."""
     runs: dict[str, tuple[str, ...]] = {}
     sides = SIDES | MORE_SIDES
     for number in range(1, repeats + 1):

@@ -1,12 +1,12 @@
-"""Measures how long an accelerator would wait for the host between two steps, by drafter.
+"""Measures, for each drafter, how long an accelerator would wait for the host between two steps.
 
     python -m benchmarks.device_idle [--rounds 3]
 
 The device is emulated (`benchmarks/emulated_device.py`). The side ``no drafts`` is vLLM alone.
 ``suffix decoding`` is vLLM's own drafter, which needs arctic-inference. ``closed`` and ``open``
 are our drafter with a gate that never opens and with a gate that is always open. ``joined`` is
-``open`` with an EAGLE-3 head. ``chain of 16`` and ``tree of 16`` are measured with the fewest
-requests. Only steps in which all requests decode are counted.
+``open`` with an EAGLE-3 head. ``chain of 16`` and ``tree of 16`` are measured only with the
+smallest number of requests. Only steps in which all requests decode are counted.
 """
 
 import os
@@ -51,7 +51,7 @@ SIDES = (
 
 
 def cells_of(drafts: str) -> list[tuple[float, int]]:
-    """Return the cells that a side measures."""
+    """Return the cells (device time, number of requests) in which a side is measured."""
     return [cell for cell in CELLS if drafts not in SHAPES or cell[1] == min(REQUESTS)]
 
 
@@ -82,7 +82,7 @@ def texts() -> list[tuple[list[int], list[int]]]:
 def measure(
     engine: Any, known: list[Any], cell: tuple[float, int], number: int, k: int
 ) -> dict[str, float]:
-    """Measure the device's mean idle time before a step, and the medians of its parts, in ms.
+    """Measure the device's mean idle time before a step, and the median of each of `PARTS`, in ms.
 
     `cell` is (milliseconds of a step, number of requests), and `known` is the result of `texts`.
     `number` makes the identities of the cell's requests unique; `k` is the length of drafts.
@@ -146,7 +146,7 @@ def run_side(drafts: str, scheduling: str) -> list[dict[str, float]]:
 
 
 def run_all(rounds: int) -> list[dict[str, Any]]:
-    """Measure all sides in turns for `rounds` rounds; return medians by side and cell (`CELLS`)."""
+    """Measure all sides in turns for `rounds` rounds; return medians for each side and cell."""
     from benchmarks.emulated_device import emulate
     from tests.emulated_device import asynchronous_scheduling
 

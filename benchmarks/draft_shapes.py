@@ -21,7 +21,7 @@ from sam_rollout.core.traces import Trace, read_sets
 from sam_rollout.drafting.in_flight import DraftBatch
 
 ROWS, FREE, STEP_MS = 8, 256, 20.0
-MOST_TOKENS = 60_000  # limit of the sampled tokens of a set
+MOST_TOKENS = 60_000  # limit of sampled tokens per set
 DEVICES: dict[str, Callable[[int], float]] = {  # scored tokens -> milliseconds of a step
     "flat": lambda scored: STEP_MS * max(1.0, scored / FREE),
     "dear": lambda scored: 5.0 + 0.5 * scored,

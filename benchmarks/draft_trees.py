@@ -4,9 +4,9 @@
     python -m benchmarks.draft_trees --check [--traces FOLDER]
 
 The program counts engine steps and measures no times. With ``--traces`` (sets of
-``benchmarks.real_traces``), it replays recorded responses with all text sources but `draws`. If a
-set has several training steps, texts of the first step are not replayed, only read. Then the tiny
-model runs in vLLM, and all sides have to sample the same responses. ``--check`` fails if the gains
+``benchmarks.real_traces``), it replays recorded responses with the sources in `TEXTS`. If a set
+has several training steps, the drafter only reads the texts of the first step. Then the tiny model
+runs in vLLM, and all sides have to sample the same responses. ``--check`` fails if the gains
 are smaller than docs/results.md says.
 """
 
@@ -54,7 +54,7 @@ SIDES: dict[str, tuple[tuple[str, ...], str, int]] = {
 }
 # Minimum gains in tokens per step over a chain of 8: the mean over sets, and the worst set.
 LEAST = {"tree of 8": (1.09, 1.05), "tree of 16": (1.24, 1.18)}
-LEAST_TAIL, LEAST_DRAWS = 1.2, 1.03  # minimum gains in engine steps
+LEAST_TAIL, LEAST_DRAWS = 1.2, 1.03  # minimum ratios of engine steps, chain of 8 / side
 
 
 def drafting(

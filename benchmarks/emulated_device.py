@@ -140,7 +140,7 @@ def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
             return (hidden, [hidden] * 3) if self.use_aux_hidden_state_outputs else hidden
 
         def _plan(self, trees: StepTrees) -> None:
-            """Prepare attention over trees as on an accelerator; the host's work counts."""
+            """Prepare attention over trees as on an accelerator, to include the host's time."""
             batch, rows = self.input_batch, len(trees.counts)
             starts, table = self.query_start_loc.np[: rows + 1], batch.block_table[0]
             computed = batch.num_computed_tokens_cpu[:rows]
@@ -165,7 +165,7 @@ def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
                 )
                 place = self.positions[metadata.logits_indices].long() + 1
                 truth = torch.from_numpy(known[rows[layout.request_of_row], place])
-                # With trees, this also finds out which tokens have to move in the cache.
+                # With trees, `_keep` also finds out which tokens have to move in the cache.
                 verify = getattr(self.rejection_sampler, "_keep", verify_coupled)
                 sampled = verify(layout, drafts, truth.long()).numpy()
             tokens = torch.from_numpy(np.ascontiguousarray(sampled, np.int32))

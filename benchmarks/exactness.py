@@ -1,11 +1,11 @@
-"""Measures how often a sampled token changes if logits round differently, by sampler.
+"""Measures, for each sampler, how often a sampled token changes if logits round differently.
 
     python -m benchmarks.exactness [--model FOLDER]... [--output benchmarks/results/exactness.json]
     python -m benchmarks.exactness --check
 
 The program draws tokens from original and disturbed logits with the same random bits. Made-up
-distributions are Zipf-like, in random order, over 151,936 tokens. Models read texts that they have
-sampled, once without and once with a disturbance.
+distributions are Zipf-like, in random order, over 151,936 tokens. Models read their own samples
+twice, the second time with a disturbance.
 
 The program counts the share of changed tokens, and also computes this share from a closed form. For
 Gumbel noise this share is at most twice the total variation distance (TV). The program also reports

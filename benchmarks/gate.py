@@ -119,7 +119,7 @@ def measure(
     """Run rounds, numbered from `first`, with one kind of text for about `seconds` seconds.
 
     Returns:
-        Tokens per second of every round by side, and the last `gate_report` of every side.
+        Tokens per second of each round and side, and each side's last `gate_report`.
     """
     sides = list(gates())
     engine.collective_rpc("forget_gates")

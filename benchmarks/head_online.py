@@ -1,11 +1,11 @@
-"""Trains draft heads during whole DAPO runs, and measures their acceptance step by step.
+"""Trains draft heads during whole DAPO runs, and measures their acceptance in every training step.
 
     python -m benchmarks.head_online [--steps 20] [--work-dir outputs/head_online]
 
 Each side is one run: without drafts; with texts alone (`sam=on`); with the shipped head frozen
 (`sam=joined`); with that head trained during the run (`sam=trained`) at two time budgets; and with
 a new head that is trained. Two further runs, with texts alone and with a new head, draft in every
-step. Finished runs stay in the work folder.
+step. Finished runs in the work folder are not repeated.
 
 All runs have to sample the same responses and make the same updates. The program compares token
 ids, rewards and gradient norms with those of the run without drafts. Each head is also tested
@@ -27,7 +27,7 @@ from sam_rollout.report.charts import COLOURS, STYLE
 from sam_rollout.sources.model import HeadTrainingConfig
 
 TRAINING = "sam.sources.model.train"
-# Shares of time for training. The default share is too small for a run of twenty short steps.
+# Shares of a step's time for training the head. The default is too small for twenty short steps.
 BUDGETS = {"trained": 0.1, "from nothing": 0.3, "by default": HeadTrainingConfig().budget}
 FROM_NOTHING = (
     "sam=trained", "sam.sources.model.path=''", f"{TRAINING}.budget={BUDGETS['from nothing']}",

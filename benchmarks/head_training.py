@@ -4,8 +4,8 @@
     python -m benchmarks.head_training --smollm2 --traces benchmarks/results/smollm2_run
 
 The texts are recorded responses of the tiny model at temperature 1, or of SmolLM2's learning run
-(`benchmarks/learning.py`). One prompt in six is held out. Acceptance is measured by draft position
-over the held-out responses; acceptance length includes the bonus token.
+(`benchmarks/learning.py`). One prompt in six is held out. Acceptance is measured for each draft
+position over the held-out responses; acceptance length includes the bonus token.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Measures the gain of drafts in the long tail of SmolLM2 rollouts, by number of running requests.
+"""Measures how the gain of drafts in SmolLM2's long tail depends on the number of running requests.
 
     python -m benchmarks.long_tail [--rounds 3] [--sides on prompt+run+draws:3:8]
 
@@ -44,7 +44,7 @@ def prompts_of_round(number: int) -> list[list[int]]:
 
 
 def by_running(steps: pa.Table) -> dict[str, list[float]]:
-    """Count steps that only decode, and sum their seconds and tokens, by number of requests."""
+    """Count steps that only decode, their seconds and tokens, for each range of requests."""
     names = ("scheduled", "waiting", "prompt_tokens", "duration_s", "generation_tokens")
     scheduled, waiting, prompts, seconds, tokens = (steps[name].to_numpy() for name in names)
     decoding = tail_mask(scheduled, waiting, prompts, EDGES[-1] - 1)
@@ -57,7 +57,7 @@ def by_running(steps: pa.Table) -> dict[str, list[float]]:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Draw a rollout's time without drafts, and each side's gain, by number of running requests."""
+    """Draw a rollout's time without drafts, and each side's gain, over the number of requests."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     seconds = np.mean([one[BASE]["seconds"] for one in result["rounds"]], axis=0)
@@ -117,7 +117,7 @@ def main() -> None:
 
 
 def gains(rounds: list[dict[str, Any]], side: str) -> dict[str, Any]:
-    """Return the ratios of times per token, off / side, by number of running requests."""
+    """Return the ratio of times per token, off / side, for each range of running requests."""
     found: dict[str, Any] = {}
     for place, name in enumerate(NAMES):
         per_token = [

@@ -44,14 +44,14 @@ TEMPERATURES = (0.6, 0.8, 1.0)
 
 
 def prompts_of(model: Path, number: int) -> list[list[int]]:
-    """Return the prompts of a round; each round has others."""
+    """Return the prompts of a round; each round has prompts of its own."""
     if model == MODEL:
         return load_prompts(PROMPTS, seed=100 + number)
     return load_prompts((number + 1) * PROMPTS, model=model)[-PROMPTS:]
 
 
 def run(side: str, number: int, model: Path, head: Path) -> tuple[float, list[list[int]]]:
-    """Answer a round's prompts with a side; return tokens per step and request, and the texts."""
+    """Answer a round's prompts as one side; return tokens per step and request, and the texts."""
     gate = GateConfig("threshold", MAX_NUM_SEQS)
     sections = {entry.name: {"enabled": entry.name in SIDES[side]} for entry in SOURCES}
     sections["model"] |= {"path": str(head), "max_tokens": K}

@@ -31,7 +31,7 @@ def load_recorded(results: Path) -> Recorded:
 
 
 def compare_recorded(results: Path, pairs: dict[str, Any]) -> dict[str, Comparison]:
-    """Compare the runs of each pair: name of the pair -> {base, sam: names of runs, skip_first}."""
+    """Compare the runs of all pairs; `pairs` is name -> {base, sam: run names, skip_first}."""
     runs = results / RUNS
     return {
         name: compare_folders(

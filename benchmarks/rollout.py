@@ -5,7 +5,7 @@
 
 All engines take turns, round after round. ``stock`` is the engine without our code. ``off`` adds
 our coupled sampler. ``matched`` is our code with a gate that never opens. ``on``, ``joined`` and
-``article`` are the settings in configs/sam. ``model`` drafts with the head of ``joined`` alone.
+``article`` are the settings in configs/sam. ``model`` drafts only with the head of ``joined``.
 ``ngram`` is the engine's own n-gram drafter. Any other name of a side has the form
 sources:k:gate. Its sources are any of own, prompt, run and draws, joined by +; own is always
 added. Its gate is ``auto`` or a threshold.
@@ -247,7 +247,7 @@ def identical(epochs: list[list[dict[str, dict[str, float]]]]) -> dict[str, floa
 def measure(
     sides: list[str], arguments: Any, folder: Path
 ) -> list[list[dict[str, dict[str, float]]]]:
-    """Measure all rounds; return metrics by epoch, round and side."""
+    """Measure all rounds; return the metrics of each epoch, round and side."""
     prompts = load_prompts((arguments.rounds + 1) * arguments.prompts, model=arguments.model)
     per_round = [
         prompts[i : i + arguments.prompts] for i in range(0, len(prompts), arguments.prompts)

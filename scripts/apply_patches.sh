@@ -52,7 +52,7 @@ else
     die "neither 'patch' nor 'git' was found on PATH; install one with the system's package manager"
 fi
 
-# If the script ends between two files, all files are restored.
+# If the script ends while it replaces files, all files are restored.
 finish() {
     if [ -n "$REPLACING" ]; then
         replace_files "$WORK/before"

@@ -90,7 +90,7 @@ OUTPUT_DIR="$(realpath -m "$OUTPUT_DIR")"
 PLAN="$OUTPUT_DIR/plan.txt"
 cd "$ROOT"
 
-declare -A OPTION=([base]=off [sam]=on) # run folders are named after sides; Hydra needs options
+declare -A OPTION=([base]=off [sam]=on) # side in run folders' names -> option of the group sam
 RUNS=()
 for ((pair = 1; pair <= REPEATS; pair++)); do RUNS+=("base-$pair" "sam-$pair"); done
 
@@ -115,7 +115,7 @@ command_of() {
         "run_dir=$OUTPUT_DIR/$1" "data.seed=$seed" "actor_rollout_ref.rollout.seed=$seed"
         "compare.group=$(basename "$OUTPUT_DIR")"
         trainer.resume_mode=auto) # from the run's own checkpoints; a fresh folder has none
-    # The run logs metrics against its pair's baseline, which has finished by then.
+    # The run logs its metrics beside those of its pair's baseline, which has finished by then.
     [ "$side" = base ] || COMMAND+=("compare.baseline_run=$OUTPUT_DIR/base-$pair")
     COMMAND+=(${OVERRIDES[@]+"${OVERRIDES[@]}"})
 }

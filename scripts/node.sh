@@ -34,7 +34,7 @@ DEVICES="$(option --devices-per-node "$@")"
 DEVICES="${DEVICES:-$(detect_devices "$DEVICE")}"
 [ "$1" = doctor ] || [ "${DEVICES:-0}" != 0 ] || die "no $DEVICE devices found here: give --devices-per-node"
 
-# ATB's set_env.sh reads the build of torch from the python3 on PATH.
+# ATB's set_env.sh asks the python3 on PATH how its torch was built.
 FOUND="$(command -v "$PYTHON")" || die "no Python: run scripts/install.sh, or set PYTHON"
 PATH="$(dirname "$FOUND"):$PATH"
 

@@ -16,7 +16,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 ALL_PARTS="lint unit recipes contracts integration ascend e2e cluster"
 FAST_PARTS="lint fast"
 # Groups run one after the other. Two parts of a group run at once; lint and long parts start first.
-# Runs on Ray need many processes that wait for each other, so they are a group of their own.
+# Training runs need many processes that wait for each other, so they are a group of their own.
 GROUPS_OF_PARTS=("lint integration unit ascend recipes contracts" "e2e cluster")
 # The folder's name is this process's id, because another run may use the same checkout.
 ALL_RESULTS="$ROOT/.test-results"
@@ -142,7 +142,7 @@ run_group() {
 # Ends the lanes and their processes when this script is ended; timeout passes the signal on.
 end_parts() {
     local file
-    # shellcheck disable=SC2046  # one process each
+    # shellcheck disable=SC2046  # each word is a process's id
     kill $(jobs -p) 2> /dev/null || true
     for file in "$RESULTS"/*.pid; do
         [ ! -f "$file" ] || kill "$(cat "$file")" 2> /dev/null || true
@@ -188,7 +188,7 @@ trap 'exit 143' TERM HUP
 
 STARTED=$SECONDS
 if [ "$PARTS" = "$ALL_PARTS" ]; then
-    # This comes before the lanes, because it installs the checkout, whose metadata other parts read.
+    # The environment comes first: making it installs the checkout, whose metadata other parts read.
     scripts/lib/ascend_tests_environment.sh || say "no environment for ascend"
     # shellcheck disable=SC2086  # a group is a list of parts
     for group in "${GROUPS_OF_PARTS[@]}"; do run_group $group; done

@@ -90,7 +90,7 @@ def _problems(options: argparse.Namespace, split: str) -> list[Solution]:
 
 def _engines(options: argparse.Namespace, problems: Sequence[Solution]) -> tuple[Any, ...]:
     longest = max(len(problem.prompt) for problem in problems)
-    # 16 is twice the most draft tokens per request: vLLM stops drafting close to `max_model_len`.
+    # 16 is twice the limit of draft tokens: vLLM drafts no more for texts near `max_model_len`.
     room = {"max_model_len": longest + options.max_tokens + 16}
     both = {"dtype": options.dtype, "max_num_seqs": options.max_num_seqs, **room}
     draft, target, _ = options.memory

@@ -63,7 +63,7 @@ class Engine:
 
 
 class EngineAuthor(Engine):
-    """One of the two writing models; ``tokens`` and ``run`` count its tokens and its runs.
+    """One of the two writing models; ``tokens`` is the number of its tokens in run ``run``.
 
     ``options`` are the command's options, which say how both models sample.
     """

@@ -38,7 +38,7 @@ def collect(
 ) -> pd.DataFrame:
     """Let both models write every step of the solutions, and return one pair per step.
 
-    The target writes each step `samples` times; its reward is the mean of their rewards. A random
+    The target writes `samples` versions of each step, and its reward is their mean reward. A random
     choice decides from which model's step the answer continues.
     """
     pairs = []

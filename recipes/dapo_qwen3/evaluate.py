@@ -177,7 +177,7 @@ def evaluate(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dic
     """Answer the rows of the data with speculation off and on, one engine after the other.
 
     Returns ``setting``, ``sides`` and ``comparison`` (None if only one side ran) as JSON values,
-    and under ``responses`` the scored responses by side.
+    and under ``responses`` the scored responses of each side.
     """
     from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
 
@@ -188,8 +188,8 @@ def evaluate(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dic
     names = ("dtype", "tensor_parallel_size", "max_num_seqs", "seed")
     arguments = {
         **{name: getattr(options, name) for name in names},
-        # There is room for twice a step's draft tokens, because vLLM stops drafting close to this
-        # limit.
+        # There is room for twice a step's draft tokens, because vLLM stops drafting when a text
+        # comes close to `max_model_len`.
         "max_model_len": longest + 2 * k,
         # `look_at_ties` needs all log-probabilities of the distribution that is sampled from.
         "logprobs_mode": "processed_logprobs",

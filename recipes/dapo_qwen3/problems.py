@@ -48,8 +48,8 @@ def rows_of(data: Path | None, limit: int | None, split: str = "test") -> list[d
 def lay_out(prompts: Sequence[list[int]], samples: int, seed: int) -> list[Request]:
     """Return ``samples`` requests for the prompt of each row.
 
-    Random numbers are keyed by the prompt and the sample's number. If a prompt occurs again, its
-    sample numbers therefore continue.
+    Random numbers are keyed by the prompt and the sample's number. Therefore samples of rows with
+    the same prompt get different numbers.
     """
     number_of: dict[str, int] = {}
     asked: Counter[int] = Counter()

@@ -31,7 +31,7 @@ class Divergence:
 
 
 def divergences(off: Sequence[Sequence[Any]], on: Sequence[Sequence[Any]]) -> list[Divergence]:
-    """List where the two responses to a request differ; a side has a list of samples by problem."""
+    """List where the responses of two sides differ; a side has a list of samples per problem."""
     found = []
     for problem, (left, right) in enumerate(zip(off, on, strict=True)):
         for sample, both in enumerate(zip(left, right, strict=True)):

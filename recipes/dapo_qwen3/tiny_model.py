@@ -128,7 +128,7 @@ def _examples(
 
 
 def _rounded_up(length: int, multiple: int = 32) -> int:
-    """Round a length up, because CPU kernels are cached by shape."""
+    """Round a length up, so that few shapes occur: CPU kernels are cached by shape."""
     return -(-length // multiple) * multiple
 
 

@@ -110,8 +110,8 @@ need() {
     [ -n "$2" ] || no_cluster "$1 is not known: give $3, or set ${or// / or }"
 }
 
-# Sets OWN_RANK, NAMES and HEAD from a role and its options, from variables, or from names. Variables
-# that count nodes take precedence over RANK and WORLD_SIZE, which may count processes.
+# Sets OWN_RANK, NAMES and HEAD from a role and its options, from variables, or from host names.
+# Variables that count nodes take precedence over RANK and WORLD_SIZE, which may count processes.
 find_place() {
     local own stem="" number="" nodes said domain n ask names=()
     local rank_variables=(NODE_RANK SLURM_NODEID JOB_COMPLETION_INDEX RANK)
@@ -129,7 +129,7 @@ find_place() {
 
     said="$(option --names "$@")"
     if [ -z "$said" ] && [ -n "${SLURM_JOB_NODELIST:-}" ]; then
-        ask=(scontrol show hostnames "$SLURM_JOB_NODELIST") # containers often lack it
+        ask=(scontrol show hostnames "$SLURM_JOB_NODELIST") # containers often lack scontrol
         said="$("${ask[@]}" 2> /dev/null)" || no_cluster "scontrol cannot tell the nodes' names" \
             "($("${ask[@]}" 2>&1)): give --names and --head-address"
     fi

@@ -94,7 +94,7 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
     add("--port", type=int, default=PORT, help="of Ray on the head")
     add("--dashboard-port", type=int, default=DASHBOARD_PORT, help="on the head; 0: no dashboard")
     add("--timeout", type=int, default=600, help="seconds for all nodes to join")
-    # The job may end by itself, because its own error is more informative than ours.
+    # The job gets time to end by itself, because its own error is more informative than ours.
     add("--loss-grace", type=int, default=30, help="seconds until a job that lost a node is ended")
     add("--ray-options", default="", help="more options for ray start")
     add("--doctor", action="store_true", help="look at all nodes instead of running the recipe")

@@ -23,7 +23,7 @@ for profile in "${PROFILES[@]}"; do
     case "$profile" in
         cpu) platform="x86_64-manylinux_2_28"; cpu_torch=1 ;;
         cuda) platform="x86_64-manylinux_2_28" ;;
-        # Ascend servers have Arm hosts, and only there is the registry's torch 2.10 a CPU build.
+        # Ascend servers have Arm hosts; only for Arm is the registry's torch 2.10 a CPU build.
         ascend) platform="aarch64-manylinux_2_34" ;;
         ascend-tests)
             platform="x86_64-manylinux_2_28"

@@ -7,7 +7,7 @@
 # The time limit ends a run that hangs, for example because its engine died during a weight sync.
 TIMEOUT_S=${TIMEOUT_S:-3600}
 
-# Runs on a CPU need no network, no tracker's account and no telemetry.
+# Training on a CPU needs no network, no tracker's account and no telemetry.
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 WANDB_MODE=${WANDB_MODE:-offline}
 export RAY_USAGE_STATS_ENABLED=0 VLLM_NO_USAGE_STATS=1
 
