@@ -292,8 +292,8 @@ def _grow(
             i, parent, number, token = heap[0, 0], heap[0, 1], heap[0, 2], heap[0, 3]
             size = _drop_first(heap, heap_chances, size)
             grown = counts[i] + held_back[i]
-            # After a row's draft tokens, at most one token is held back. In a row without draft
-            # tokens, all tokens are held back, because `TreePolicy.learn` uses them.
+            # After a row's draft tokens, at most one token is held back. In a row without any, the
+            # limit is the row's budget, because `TreePolicy.learn` learns from these tokens.
             if grown >= budget[i] or (counts[i] > 0 and held_back[i] > 0):
                 continue
             if not 0 <= token < vocab_size:

@@ -23,7 +23,7 @@ REQUESTS, TOKENS, KEPT, FILLING, KEPT_FILLING, BY_PLACE = range(6)
 
 
 class RequestLedger:
-    """Keeps totals of each request over its life, and by length of context since the last drain.
+    """Keeps the totals of each request, and, since the last drain, of all by length of context.
 
     Attributes:
         step: int64 [5 + k + 2 * sources], the last booked step's sums; see ``BY_PLACE``.

@@ -198,7 +198,8 @@ class _RecordingTrainer(PPOTrainer):
             self._step_s = metrics["timing_s/step"]
             metrics[metric_name(TRAIN_SPLIT, "head_training/share")] = self._head_s / self._step_s
         self._records.complete(self.global_steps, metrics, self._alert)
-        if self._curve_logger is not None:  # the step's timers have stopped
+        # The step's timers have stopped, so no time of the step contains the drawing.
+        if self._curve_logger is not None:
             title = f"{self._run_info.label}, training step {self.global_steps}"
             self._curve_logger.log(self._records.engine_steps, title, self.global_steps)
         self._records.write(self.global_steps, metrics)

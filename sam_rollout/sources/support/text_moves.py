@@ -18,7 +18,7 @@ from sam_rollout.automaton.interface import Int32Array, places_of
 if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool
 
-# Maximum number of tokens of live texts that an engine step reads, and also that of ended texts.
+# An engine step reads at most this many tokens of live texts, and as many again of ended texts.
 TOKENS_PER_STEP = 2048
 
 

@@ -36,7 +36,7 @@ def text_like_reasoning(tokens, seed=0):
 def test_rows_that_are_read_together_are_read_as_if_alone(pool, automata, rows, tokens):
     rng = np.random.default_rng(0)
     texts = np.stack([text_like_reasoning(tokens, seed) for seed in range(rows)])
-    if automata:  # texts have much in common, and part again and again
+    if automata:  # texts are mostly the same, but differ again and again
         same = rng.random(texts.shape) < 0.9
         texts = np.where(same, texts[0], texts).astype(np.int32)
     alone = AutomatonPool()

@@ -4,9 +4,10 @@ Before each forward pass vLLM's data-parallel ranks sum a small tensor by an `al
 the shape [fields, ranks], and each rank fills one column. Our reports are further rows of that
 tensor. A collective of our own could hang, because one rank might call it more often than another.
 
-We replace the ``dist.all_reduce`` that vLLM's ``dp_utils.coordinate_batch_across_dp`` (read in 0.11
-to 0.28) and vllm-ascend's ``NPUModelRunner._sync_metadata_across_dp`` (read in 0.23) call. All
-ranks do this before their first step, when the proposer is made.
+vLLM's ``dp_utils.coordinate_batch_across_dp`` and vllm-ascend's
+``NPUModelRunner._sync_metadata_across_dp`` call ``dist.all_reduce``, which we replace there (we
+read vLLM 0.11 to 0.28 and vllm-ascend 0.23). All ranks do this before their first step, when the
+proposer is made.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """Sends drafts together with a step's output, where vLLM schedules synchronously.
 
 vLLM would fetch the drafts by a second message after every step. Here the worker adds them to the
-output (`WithOutput`), and the scheduler takes them (`SyncScheduler`). After an output without our
-mark, for example before `sam_bind`, vLLM still sends its message.
+output (`WithOutput`), and the scheduler takes them (`SyncScheduler`). If an output has no attribute
+`_DRAFTS`, for example before `sam_bind`, vLLM fetches drafts by the second message.
 """
 
 from typing import Any
