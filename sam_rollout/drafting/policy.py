@@ -285,7 +285,7 @@ def _draft(
 def _learn(
     judged, right, source, token_ids, length, votes, accepted, shares, weights, chances_of
 ):  # fmt: skip
-    """Count votes by class and tokens by the class of their chance; count the right ones, too."""
+    """Count votes by their class, tokens by the class of their chance, and how many were right."""
     classes_from = _VOTES + (votes.shape[2] - _VOTES) // 2
     for i in range(source.size):
         if source[i] == NO_SOURCE:

@@ -20,8 +20,8 @@ import numpy as np
 from sam_rollout.core.verified import CHANCES, Offered
 
 LEVELS = len(CHANCES) + 1  # level 0: no draft; level n: tokens with chance >= CHANCES[n - 1]
-_ROWS = 256  # latest requests whose offers count; a request counts in each of its steps
-_STEPS = 16  # latest steps whose offers count, if they have more than _ROWS requests
+_ROWS = 256  # offers are averaged over about this many requests, which count once per step
+_STEPS = 16  # or over this many steps, if these have more requests
 _JUDGED = 2048  # when a class has this many judged tokens, its counts are halved
 _BELIEVED = 16.0  # the drafter's own estimate counts like this number of judged tokens
 _LOOKED_AT = 32  # counts of a closed gate's looks are halved at this many judged tokens

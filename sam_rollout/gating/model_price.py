@@ -12,7 +12,7 @@ _LEAD = 1.02  # the other way (with or without the model) takes over if faster b
 _TRIAL_STEPS, _TRIAL_ROWS = 32, 256  # a trial's least steps, and rows (requests * steps)
 _FIRST_WAIT, _LONGEST_WAIT = 256, 8192  # steps from one trial to the next: at first, and at most
 # After a change to or from the model, this many steps are not measured. An engine that schedules a
-# step ahead verifies the first drafts after the change in the fourth step.
+# step ahead verifies the first drafts of the new way only in the fourth step.
 _SETTLING = 3
 _FORGOTTEN = 1 / 512  # share of the earlier measurements that a new step replaces
 _PAUSE = 4.0  # a step that takes this many times as long as usual is left out

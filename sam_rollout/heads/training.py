@@ -46,7 +46,7 @@ class Step:
 
 
 class Learner:
-    """A head that learns to draft `steps` tokens, with the matrices of its policy.
+    """Trains a head to draft `steps` tokens; it reads the policy's embeddings.
 
     `vocabulary` has the tokens that the head can draft, ascending, [draft vocabulary]; None means
     all tokens. `output` is the head's own output matrix, [draft vocabulary, hidden]; by

@@ -65,7 +65,10 @@ class Case(Both):
         return [rows["response_tokens"][rows["step"].isin(self.whole)].to_numpy() for rows in sides]
 
     def means_of(self, *names: str) -> list[tuple[float, float]]:
-        """Return each metric's mean in BASE and in SAM, over steps with all metrics of all runs."""
+        """Return each metric's means in BASE and SAM, over steps for which all runs have all.
+
+        The list is empty if there is no such step, or a mean is 0.
+        """
         known = self.sides(*names)
         if not known[0].shape[2]:
             return []

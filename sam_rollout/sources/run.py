@@ -119,7 +119,7 @@ class RunTexts(GroupedTexts[str]):
         super().__init__(limits, config.max_bytes, responses)
         responses.want()
         # If an automaton was too large but not replaced, it is checked again once it has grown by
-        # this number of bytes. A place takes at least 16 bytes.
+        # this number of bytes. Each token takes at least 16 bytes.
         self._growth = min(config.max_bytes, LARGEST_AUTOMATON // 2 * 16) // 32
         self._most_tokens_of_successor = config.most_tokens_of_successor
         corpus = check_corpus(config, limits.vocab_size)

@@ -76,7 +76,7 @@ def resolve(name: str) -> str:
 
 
 class Remote:
-    """A node's part that runs over ssh; its output goes to a file, and partly to the terminal."""
+    """Runs a node's part over ssh. Its output goes to a file, and some lines to the terminal."""
 
     def __init__(self, name: str, command: list[str], token: str, log: Path, head: bool) -> None:
         self.name, self.log, self.joined, self._head = name, log, False, head

@@ -141,7 +141,7 @@ def test_rows_round_by_their_number_with_amx_and_not_for_coupled_samplers(kind, 
 
 @pytest.mark.parametrize(("kind", "alike"), [("stock", "False"), ("coupled", "True")])
 def test_a_single_row_rounds_as_among_others_for_coupled_samplers(kind, alike):
-    """If the first case fails, a single row rounds alike: delete `_without_single_rows`."""
+    """If `stock` fails, a row alone rounds as among others: delete `_without_single_rows`."""
     assert told(kind)[4] == alike
 
 

@@ -18,7 +18,7 @@ from tests.integration.responses import session_of
 from tests.unit.verification.distributions import assert_drawn_from
 
 RESPONSES = 2000
-LEAST = 100  # a token is tested only after beginnings that at least this many responses share
+LEAST = 100  # the next token is tested after prefixes that at least this many responses share
 
 
 # Sampler, largest number of running requests, whether drafts are bound late.

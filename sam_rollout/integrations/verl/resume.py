@@ -152,7 +152,7 @@ def _settings(config: Mapping[str, Any], run_dir: str) -> dict[str, Any]:
 
 def changes_training(path: str, there: Any, here: Any) -> bool:
     """Return whether two values of a setting make two trainings different."""
-    if path == MODE:  # records have verl's name of a mode, configurations ours
+    if path == MODE:  # a record has verl's name of the mode, a configuration our name
         return TRAINER_MODES.get(there, there) != TRAINER_MODES.get(here, here)
     return not is_below(path, NOT_TRAINING)
 
