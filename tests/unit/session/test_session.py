@@ -275,7 +275,7 @@ def test_drafting_goes_on_without_records(caplog):
         for _ in range(3):
             assert engine.step("a", sampled=2) == [next_of_period(engine.texts["a"])]
     (warning,) = warnings_of(caplog)
-    assert "drafting goes on" in warning.message and warning.exc_info is not None
+    assert "Drafting goes on" in warning.message and warning.exc_info is not None
     drained = engine.drain()
     counters = drained["counters"]
     assert (counters["draft/record_failures"], counters["draft/failures"]) == (1, 0)
