@@ -130,7 +130,7 @@ def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
             return super()._prepare_inputs(scheduler_output, *args)
 
         def _model_forward(self, input_ids: Any = None, *_args: Any, **_kwargs: Any) -> Any:
-            keeper = getattr(self.rejection_sampler, "_keeper", None)
+            keeper = getattr(getattr(self, "rejection_sampler", None), "_keeper", None)
             if self._scored and keeper and keeper.step:
                 self._plan(keeper.step)
             if self._scored:
