@@ -206,7 +206,7 @@ class SplitTreeAttention(TreeAttention):
         shape = [4 * -(-int(contexts.max()) // block_size), block_size, impl.num_kv_heads]
         table = torch.randperm(shape[0], generator=dice).view(4, -1)
         step = SplitStep.of(trees, starts, contexts, table.to(runner.device, torch.int32))
-        # As in a layer, query, key and value are parts of one tensor.
+        # Query, key and value are parts of one tensor, as in a layer.
         heads = [impl.num_heads, impl.num_kv_heads, impl.num_kv_heads]
         together = random(int(starts[-1]), sum(heads), impl.head_size)
         query, key, value = together.split(heads, dim=1)
