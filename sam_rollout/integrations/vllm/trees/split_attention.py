@@ -236,7 +236,7 @@ class SplitTreeAttention(TreeAttention):
         expected = [half.cpu().flatten(0, 1).clone() for half in cls._halves(kv_cache)]
         (rows, most), device = trees.parents.shape, kv_cache.device
         slots = torch.randperm(len(expected[0]), generator=dice)[: int(trees.counts.sum()) + rows]
-        # As in a step, there is a gap in memory between the rows of `path`.
+        # The rows of `path` have a gap between them in memory, as in a step.
         path = torch.zeros(rows, most + 2, dtype=torch.int64)[:, : most + 1]
         token_ids = torch.full((rows, most + 1), -1, dtype=torch.int32)
         for row, (count, first) in enumerate(zip(trees.counts, trees.first, strict=True)):
