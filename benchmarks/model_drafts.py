@@ -13,6 +13,7 @@ token drawn with the target's noise, a token drawn with other noise, and rejecti
 """
 
 import argparse
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -108,32 +109,31 @@ def ways_to_draft(model: Path, head_folder: Path) -> list[dict[str, float]]:
     ]
     policy = Policy.load(str(model), torch.device("cpu"))
     head, shape, *_ = load_head(head_folder, policy.model.config.to_dict())
+    sums: dict[float, Counter[str]] = {temperature: Counter() for temperature in TEMPERATURES}
+    count = 0
     with torch.no_grad():
-        samples = policy.read(traces, shape.target_layers, 1280)
-        steps = [step for one in samples for step in Learner(head, policy, K).unrolled([one])]
-    target, logits = (torch.cat([getattr(step, n) for step in steps]) for n in ("target", "logits"))
-    places = torch.arange(len(target))
-    bits, others = (keyed_bits(torch.full_like(places, key), places) for key in (1, 2))
-    rows = []
-    for temperature in TEMPERATURES:
-        target_logits, draft_logits = target.log() / temperature, logits / temperature
-        p, q = target_logits.softmax(-1), draft_logits.softmax(-1)
-        drawn = draw_gumbel(target_logits, bits)
-        ways = {
-            "likeliest": q.argmax(-1),
-            "shared noise": draw_gumbel(draft_logits, bits),
-            "own noise": draw_gumbel(draft_logits, others),
-        }
-        rows.append(
-            {
-                "temperature": temperature,
-                "positions": len(p),
-                **{way: float((drafts == drawn).double().mean()) for way, drafts in ways.items()},
-                "1 - TV": float(torch.minimum(p, q).sum(-1).mean()),
-            }
-        )
-        print(rows[-1], flush=True)
-    return rows
+        learner = Learner(head, policy, K)
+        for sample in policy.read(traces, shape.target_layers, 1280):
+            for step in learner.unrolled([sample]):
+                places = torch.arange(count, count + len(step.target))
+                bits, others = (keyed_bits(torch.full_like(places, key), places) for key in (1, 2))
+                count += len(places)
+                for temperature, found in sums.items():
+                    target = step.target.log() / temperature
+                    logits = step.logits / temperature
+                    drawn, q = draw_gumbel(target, bits), logits.softmax(-1)
+                    ways = {
+                        "likeliest": q.argmax(-1) == drawn,
+                        "shared noise": draw_gumbel(logits, bits) == drawn,
+                        "own noise": draw_gumbel(logits, others) == drawn,
+                        "1 - TV": torch.minimum(target.softmax(-1), q).sum(-1),
+                    }
+                    found.update({way: float(kept.sum()) for way, kept in ways.items()})
+    return [
+        {"temperature": temperature, "positions": count}
+        | {way: total / count for way, total in found.items()}
+        for temperature, found in sums.items()
+    ]
 
 
 def main() -> None:
