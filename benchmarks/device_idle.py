@@ -62,7 +62,7 @@ def arguments_of(drafts: str, scheduling: str) -> tuple[SamConfig, dict[str, Any
         sam = SamConfig.from_mapping({"max_draft_tokens": K, "sources": {"model": HEAD}})
         return replace(sam, gate=gates[OPEN]), further
     if drafts in SHAPES:
-        sources = sources_of("own", "prompt", "run")
+        sources = sources_of("own", "prompt")
         sam = SamConfig(max_draft_tokens=NODES, draft_shape=SHAPES[drafts], sources=sources)
         return replace(sam, gate=gates[OPEN]), further
     if drafts in gates:

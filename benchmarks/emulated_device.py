@@ -100,7 +100,6 @@ def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
     from sam_rollout.integrations.vllm.trees.split_attention import SplitStep
-    from sam_rollout.integrations.vllm.trees.step_trees import StepTrees
     from sam_rollout.verification import DraftLayout, verify_coupled
 
     longest = max(len(prompt) + len(response) for prompt, response in texts)
@@ -130,21 +129,17 @@ def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
             return super()._prepare_inputs(scheduler_output, *args)
 
         def _model_forward(self, input_ids: Any = None, *_args: Any, **_kwargs: Any) -> Any:
-            keeper = getattr(getattr(self, "rejection_sampler", None), "_keeper", None)
-            if self._scored and keeper and keeper.step:
-                self._plan(keeper.step)
             if self._scored:
+                keeper = getattr(getattr(self, "rejection_sampler", None), "_keeper", None)
+                if keeper and keeper.step:
+                    # An accelerator's attention needs this plan; the host's time counts.
+                    table = self.input_batch.block_table[0]
+                    rows = len(keeper.step.counts)
+                    SplitStep.of_runner(self, keeper.step, table.get_device_tensor(rows))
                 DEVICE.launch(self.input_batch.num_reqs, self._scored)
             self._scored = 0
             hidden = self._hidden[: input_ids.shape[0]]
             return (hidden, [hidden] * 3) if self.use_aux_hidden_state_outputs else hidden
-
-        def _plan(self, trees: StepTrees) -> None:
-            """Prepare attention over trees as on an accelerator, to include the host's time."""
-            batch, rows = self.input_batch, len(trees.counts)
-            starts, table = self.query_start_loc.np[: rows + 1], batch.block_table[0]
-            computed = batch.num_computed_tokens_cpu[:rows]
-            SplitStep.of(trees, starts, computed, table.get_device_tensor(rows))
 
         def _rows(self) -> np.ndarray:
             if tuple(self.input_batch.req_ids) != self._ids:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("sam_rollout", "recipes", "scripts", "benchmarks")
+FOLDERS = ("sam_rollout", "recipes", "scripts", "benchmarks", "tests")
 BEGINNINGS = ("Those of", "As ", "Of ")
 WORDS = ("whoever", "nobody", "so many ", "nor is")
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

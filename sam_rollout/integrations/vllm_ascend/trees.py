@@ -10,7 +10,12 @@ from typing import Any
 import torch
 from vllm_ascend.attention.attention_v1 import AscendAttentionBackendImpl
 
-from sam_rollout.integrations.vllm.trees.split_attention import Pair, SplitStep, SplitTreeAttention
+from sam_rollout.integrations.vllm.trees.split_attention import (
+    SplitStep,
+    SplitTreeAttention,
+    attend,
+)
+from sam_rollout.integrations.vllm.trees.step_trees import StepTrees, moves
 
 MOST_NODES = 15  # the operator takes at most 16 tokens of a request
 
@@ -31,12 +36,15 @@ class AscendTreeAttention(SplitTreeAttention):
         return super().why_not(runner)
 
     @classmethod
-    def add_context(
-        cls, impl: Any, step: SplitStep, query: torch.Tensor, cache: Pair, own: Pair
-    ) -> torch.Tensor:
+    def compute(
+        cls, impl: Any, step: SplitStep, query: torch.Tensor, key: torch.Tensor,
+        value: torch.Tensor, kv_cache: Any, output: torch.Tensor,
+    ) -> None:  # fmt: skip
         import torch_npu
 
+        query, cache = query[step.tokens], cls._halves(kv_cache)
         rows, nodes, heads, size = query.shape
+        own, own_lse = attend(query, key[step.tokens], value[step.tokens], step.own, impl.scale)
         found, lse = torch_npu.npu_fused_infer_attention_score(
             query,
             *(half.view(*half.shape[:2], -1) for half in cache),
@@ -54,8 +62,23 @@ class AscendTreeAttention(SplitTreeAttention):
             actual_seq_lengths=[nodes] * rows,
         )  # found [R, T, heads, head size], lse [R, heads, T, 1]
         merged, _ = torch_npu.npu_attention_update(
-            (lse.transpose(1, 2).float().reshape(-1), own[1].reshape(-1)),
-            (found.float().reshape(-1, size), own[0].reshape(-1, size)),
+            (lse.transpose(1, 2).float().reshape(-1), own_lse.reshape(-1)),
+            (found.float().reshape(-1, size), own.reshape(-1, size)),
             0,
         )
-        return merged.view(rows * nodes, heads, size)
+        merged = merged.view(rows * nodes, heads, size)[step.places]
+        output[step.tokens.flatten()[step.places]] = merged.to(output.dtype)
+
+    @classmethod
+    def move(
+        cls, kv_caches: list[Any], slots: torch.Tensor, trees: StepTrees, path: torch.Tensor,
+        token_ids: torch.Tensor,
+    ) -> None:  # fmt: skip
+        source, target = moves(trees, path, token_ids)
+        if not len(source):
+            return
+        source, target = slots[source].long(), slots[target].long()
+        for kv_cache in kv_caches:
+            for cache in cls._halves(kv_cache):
+                size = cache.shape[1]
+                cache[target // size, target % size] = cache[source // size, source % size]

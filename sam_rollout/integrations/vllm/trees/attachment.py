@@ -7,6 +7,7 @@ from sam_rollout.config import SamConfig
 from sam_rollout.integrations.vllm.sampling.samplers import keeps_draws
 from sam_rollout.integrations.vllm.trees.drafter_inputs import DrafterInputs
 from sam_rollout.integrations.vllm.trees.step_trees import TreeKeeper
+from sam_rollout.integrations.vllm.trees.tree_attention import attention_layers
 from sam_rollout.integrations.vllm.trees.tree_sampler import with_trees
 from sam_rollout.integrations.vllm.wrapping import Wrapper
 
@@ -46,8 +47,7 @@ def why_no_trees(runner: Any, vllm_config: Any, config: SamConfig) -> str:
         return f"a cache of type {vllm_config.cache_config.cache_dtype} was not tried"
     if len(runner.kv_cache_config.kv_cache_groups) != 1 or getattr(runner, "uses_mrope", False):
         return "layers of several kinds, or positions of several dimensions"
-    context = runner.compilation_config.static_forward_context.values()
-    layers = [layer for layer in context if hasattr(layer, "impl")]  # experts have none
+    layers = attention_layers(runner)
     try:
         attention = _attention_of_device()
     except (ImportError, AttributeError) as error:

@@ -18,6 +18,7 @@ from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl
 from sam_rollout.integrations.vllm.trees import cuda_kernels
 from sam_rollout.integrations.vllm.trees.split_attention import SplitStep, SplitTreeAttention
 from sam_rollout.integrations.vllm.trees.step_trees import StepTrees
+from sam_rollout.integrations.vllm.trees.tree_attention import attention_layers
 
 RELEASE = "0.24"  # the layout of caches differs in other releases
 
@@ -35,8 +36,7 @@ class CudaTreeAttention(SplitTreeAttention):
     def why_not(cls, runner: Any) -> str:
         if Version(vllm.__version__).release[:2] != Version(RELEASE).release:
             return f"trees on GPUs are written for vLLM {RELEASE}, not {vllm.__version__}"
-        layers = runner.compilation_config.static_forward_context.values()
-        impls = [layer.impl for layer in layers if hasattr(layer, "impl")]  # experts have none
+        impls = [layer.impl for layer in attention_layers(runner)]
         if len({(impl.num_kv_heads, impl.head_size) for impl in impls}) > 1:
             return "layers with caches of several shapes"
         return super().why_not(runner)

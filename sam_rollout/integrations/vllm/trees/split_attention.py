@@ -19,11 +19,10 @@ import torch
 from sam_rollout.integrations.vllm.trees.step_trees import (
     StepTrees,
     TreeKeeper,
-    moves,
     trees_of,
     warm_up_shapes,
 )
-from sam_rollout.integrations.vllm.trees.tree_attention import TreeAttention
+from sam_rollout.integrations.vllm.trees.tree_attention import TreeAttention, attention_layers
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -45,6 +44,13 @@ class SplitStep(NamedTuple):
     lengths: list[int]  # `context` on the host
     table: torch.Tensor  # int32 [R, blocks], the pages of the texts
     is_whole: bool  # whether the step has no other tokens
+
+    @classmethod
+    def of_runner(cls, runner: Any, trees: StepTrees, table: torch.Tensor) -> SplitStep:
+        """Read the trees of a runner's step; `table` as for `of`."""
+        rows = len(trees.counts)
+        starts = runner.query_start_loc.np[: rows + 1]
+        return cls.of(trees, starts, runner.input_batch.num_computed_tokens_cpu[:rows], table)
 
     @classmethod
     def of(
@@ -95,27 +101,8 @@ class SplitTreeAttention(TreeAttention):
         super().__init__(runner, keeper)
         self._caches: dict[Any, Any] = {}  # layer -> its cache
 
-    @classmethod
-    def add_context(
-        cls, impl: Any, step: SplitStep, query: torch.Tensor, cache: Pair, own: Pair
-    ) -> torch.Tensor:
-        """Attend to the texts before the trees, and merge the result with the result for the trees.
-
-        Args:
-            query: [R, T, heads, head size].
-            cache: keys and values, [blocks, block size, heads of the cache, head size].
-            own: `attend`'s result for the trees.
-
-        Returns:
-            [R * T, heads, head size].
-        """
-        raise NotImplementedError
-
     def make_plan(self, trees: StepTrees, metadata: Any) -> SplitStep:
-        batch, rows = self._runner.input_batch, len(trees.counts)
-        starts = self._runner.query_start_loc.np[: rows + 1]
-        table = getattr(metadata, self.table_name)
-        return SplitStep.of(trees, starts, batch.num_computed_tokens_cpu[:rows], table)
+        return SplitStep.of_runner(self._runner, trees, getattr(metadata, self.table_name))
 
     def accept(self, trees: StepTrees, path: torch.Tensor, token_ids: torch.Tensor) -> None:
         slots = self._runner.input_batch.block_table[0].slot_mapping.gpu
@@ -130,14 +117,7 @@ class SplitTreeAttention(TreeAttention):
 
         `slots`, int [tokens], has the place of each of the step's tokens in the caches.
         """
-        source, target = moves(trees, path, token_ids)
-        if not len(source):
-            return
-        source, target = slots[source].long(), slots[target].long()
-        for kv_cache in kv_caches:
-            for cache in cls._halves(kv_cache):
-                size = cache.shape[1]
-                cache[target // size, target % size] = cache[source // size, source % size]
+        raise NotImplementedError
 
     @classmethod
     def _halves(cls, kv_cache: Any) -> Pair:
@@ -151,10 +131,7 @@ class SplitTreeAttention(TreeAttention):
         value: torch.Tensor, kv_cache: Any, output: torch.Tensor,
     ) -> None:  # fmt: skip
         """Compute the attention of the trees' tokens; the arguments have all tokens of the step."""
-        query = query[step.tokens]
-        own = attend(query, key[step.tokens], value[step.tokens], step.own, impl.scale)
-        merged = cls.add_context(impl, step, query, cls._halves(kv_cache), own)
-        output[step.tokens.flatten()[step.places]] = merged[step.places].to(output.dtype)
+        raise NotImplementedError
 
     @classmethod
     def why_not(cls, runner: Any) -> str:
@@ -165,8 +142,7 @@ class SplitTreeAttention(TreeAttention):
         mode = runner.compilation_config.cudagraph_mode
         if mode is not None and mode.has_full_cudagraphs():
             return "full graphs leave a tree's mask out (compilation_config.cudagraph_mode)"
-        layers = runner.compilation_config.static_forward_context.values()
-        impls = [layer.impl for layer in layers if hasattr(layer, "impl")]  # experts have none
+        impls = [layer.impl for layer in attention_layers(runner)]
         for impl in impls:
             for name in ("alibi_slopes", "sinks", "logits_soft_cap"):
                 given = getattr(impl, name, None)
@@ -237,7 +213,8 @@ class SplitTreeAttention(TreeAttention):
         (rows, most), device = trees.parents.shape, kv_cache.device
         slots = torch.randperm(len(expected[0]), generator=dice)[: int(trees.counts.sum()) + rows]
         # The rows of `path` have a gap between them in memory, as in a step.
-        path = torch.zeros(rows, most + 2, dtype=torch.int64)[:, : most + 1]
+        wide = torch.zeros(rows, most + 2, dtype=torch.int64)
+        path = wide[:, :-1]
         token_ids = torch.full((rows, most + 1), -1, dtype=torch.int32)
         for row, (count, first) in enumerate(zip(trees.counts, trees.first, strict=True)):
             nodes, node = [0], int(count)
@@ -248,8 +225,8 @@ class SplitTreeAttention(TreeAttention):
             places = slots[int(first) :]
             for cache in expected:
                 cache[places[: len(nodes)]] = cache[places[nodes]]
-        wide = torch.zeros(rows, most + 2, dtype=torch.int64, device=device)[:, : most + 1]
-        cls.move([kv_cache], slots.to(device), trees, wide.copy_(path), token_ids.to(device))
+        path = wide.to(device)[:, :-1]
+        cls.move([kv_cache], slots.to(device), trees, path, token_ids.to(device))
         found = (half.cpu().flatten(0, 1) for half in cls._halves(kv_cache))
         return all(map(torch.equal, found, expected))
 

@@ -9,6 +9,12 @@ from sam_rollout.integrations.vllm.trees.step_trees import StepTrees, TreeKeeper
 from sam_rollout.integrations.vllm.wrapping import Wrapper
 
 
+def attention_layers(runner: Any) -> list[Any]:
+    """Return the layers of the engine that have attention."""
+    layers = runner.compilation_config.static_forward_context.values()
+    return [layer for layer in layers if hasattr(layer, "impl")]  # experts have none
+
+
 class TreeAttention(Wrapper):
     """Replaces the attention of a runner's layers in steps with trees; the cache must be ready."""
 
