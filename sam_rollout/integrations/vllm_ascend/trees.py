@@ -66,8 +66,7 @@ class AscendTreeAttention(SplitTreeAttention):
             (found.float().reshape(-1, size), own.reshape(-1, size)),
             0,
         )
-        merged = merged.view(rows * nodes, heads, size)[step.places]
-        output[step.tokens.flatten()[step.places]] = merged.to(output.dtype)
+        output[step.tokens] = merged.view(rows, nodes, heads, size).to(output.dtype)
 
     @classmethod
     def move(

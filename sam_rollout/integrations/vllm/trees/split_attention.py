@@ -15,7 +15,17 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from numba import types
 
+from sam_rollout.automaton.compilation import (
+    GIVEN_INT32,
+    INT32_2D,
+    INT64_2D,
+    given,
+    kernel,
+    warm_up,
+    written,
+)
 from sam_rollout.integrations.vllm.trees.step_trees import (
     StepTrees,
     TreeKeeper,
@@ -26,6 +36,8 @@ from sam_rollout.integrations.vllm.trees.tree_attention import TreeAttention, at
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
+GIVEN_INT64 = given(types.int64)
+
 # Differences up to these numbers count as rounding in the trial, where values are about 1.
 ROUNDING = {torch.float32: 2e-3, torch.float16: 0.04, torch.bfloat16: 0.04}
 
@@ -33,12 +45,11 @@ ROUNDING = {torch.float32: 2e-3, torch.float16: 0.04, torch.bfloat16: 0.04}
 class SplitStep(NamedTuple):
     """The trees of a step, R rows of T tokens: the last known token, then the draft tokens.
 
-    A smaller tree is filled up with its first token. Nothing reads the results for these places.
+    A smaller tree is filled up with copies of its first token, which get this token's results.
     """
 
     tokens: torch.Tensor  # int64 [R, T], indices among the step's tokens
     starts: torch.Tensor  # int32 [R + 1], where each tree begins in [R * T]
-    places: torch.Tensor  # int64, indices in [R * T] of the trees' real tokens
     own: torch.Tensor  # bool [R, T, T], [:, i, j]: token i attends to token j
     context: torch.Tensor  # int32 [R], number of tokens in the text before the tree
     lengths: list[int]  # `context` on the host
@@ -64,30 +75,60 @@ class SplitStep(NamedTuple):
             computed: int [B], number of each text's tokens before the step.
             table: int32 [B, blocks], the pages of all texts.
         """
-        rows, device = trees.branching, trees.shapes.ancestors.device
-        counts, first = trees.counts[rows] + 1, trees.first[rows]
-        node = np.arange(counts.max())
-        is_real = node < counts[:, None]
-        # Tokens of the step before the last known token are context, too.
-        context = computed[rows] + first - starts[rows]
-
-        def on_device(array: np.ndarray, kind: type = np.int64) -> torch.Tensor:
-            return torch.from_numpy(array.astype(kind)).to(device, non_blocking=True)
-
-        at, most = on_device(rows), len(node) - 1
-        own = torch.zeros(len(rows), most + 1, most + 1, dtype=torch.bool, device=device)
-        own[:, 1:, 1:] = trees.shapes.ancestors[at, :most, :most]
-        own[:, :, 0] = True
-        return cls(
-            on_device(first[:, None] + np.where(is_real, node, 0)),
-            on_device(np.arange(len(rows) + 1) * len(node), np.int32),
-            on_device(np.flatnonzero(is_real)),
-            own,
-            on_device(context, np.int32),
-            context.tolist(),
-            table[at],
-            int(counts.sum()) == int(starts[len(trees.counts)]),
+        rows, count, nodes = trees.branching, len(trees.branching), trees.parents.shape[1] + 1
+        tokens = np.empty((count, nodes), np.int64)
+        own = np.empty((count, nodes, nodes), np.bool_)
+        lengths = np.empty((2, count + 1), np.int32)
+        real = _split(
+            rows, trees.counts, trees.first, starts, computed, trees.parents, tokens, own, lengths
         )
+        device = trees.shapes.ancestors.device
+
+        def on_device(array: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(array).to(device, non_blocking=True)
+
+        begins, context = on_device(lengths).unbind()
+        return cls(
+            on_device(tokens),
+            begins,
+            on_device(own),
+            context[:count],
+            lengths[1, :count].tolist(),
+            table if count == len(trees.counts) else table[on_device(rows)],
+            real == int(starts[len(trees.counts)]),
+        )
+
+
+@kernel(
+    GIVEN_INT64, GIVEN_INT32, GIVEN_INT32, GIVEN_INT32, GIVEN_INT32, INT64_2D, INT64_2D,
+    written(types.boolean, 3), INT32_2D,
+)  # fmt: skip
+def _split(rows, counts, first, starts, computed, parents, tokens, own, lengths):
+    """Fill in the arrays of a `SplitStep`; return the number of the trees' real tokens."""
+    real, nodes = 0, tokens.shape[1]
+    own[:] = False
+    for tree in range(rows.size):
+        i = rows[tree]
+        lengths[0, tree] = tree * nodes
+        # Tokens of the step before the last known token are context, too.
+        lengths[1, tree] = computed[i] + first[i] - starts[i]
+        real += counts[i] + 1
+        for node in range(nodes):
+            own[tree, node, 0] = True
+            tokens[tree, node] = first[i]
+            if 0 < node <= counts[i]:
+                tokens[tree, node] += node
+                for above in range(1, node):
+                    own[tree, node, above] = own[tree, parents[i, node - 1], above]
+                own[tree, node, node] = True
+    lengths[0, rows.size] = rows.size * nodes
+    return real
+
+
+def warm_up_steps() -> None:
+    """Compile what a step with trees calls."""
+    warm_up_shapes()
+    warm_up(_split)
 
 
 class SplitTreeAttention(TreeAttention):
@@ -99,6 +140,7 @@ class SplitTreeAttention(TreeAttention):
 
     def __init__(self, runner: Any, keeper: TreeKeeper) -> None:
         super().__init__(runner, keeper)
+        warm_up_steps()
         self._caches: dict[Any, Any] = {}  # layer -> its cache
 
     def make_plan(self, trees: StepTrees, metadata: Any) -> SplitStep:
@@ -166,12 +208,12 @@ class SplitTreeAttention(TreeAttention):
         accelerators have been wrong beyond that length.
         """
         k, block_size = runner.num_spec_tokens, runner.cache_config.block_size
-        contexts = np.array([1, block_size, 3, 520 + 2 * block_size])
+        contexts = np.array([1, block_size, 3, 520 + 2 * block_size], np.int32)
         counts = np.array([k, k, 0, 2], np.int32)
         parents = np.array([[j // 2 - 1 for j in range(k)], [(j + 1) // 3 - 1 for j in range(k)]])
         starts = np.cumsum([0, *(counts + 1)], dtype=np.int32)
         kept = np.array([0, 1, -1, 0], np.int32)
-        warm_up_shapes()
+        warm_up_steps()
         trees, _ = trees_of(counts, kept, starts[1:], parents.astype(np.int32), runner.device)
         dice = torch.Generator().manual_seed(0)
 

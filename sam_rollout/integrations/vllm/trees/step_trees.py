@@ -136,7 +136,7 @@ class TreeKeeper(Wrapper):
         # The tokens already have cache slots, one after the other. A token's rotary embedding and
         # its random number depend on its position in the text of its path, so the positions are
         # corrected.
-        at, back = torch.from_numpy(moved).to(runner.device, non_blocking=True)
+        at, back = torch.from_numpy(moved).to(runner.device, non_blocking=True).unbind()
         runner.positions.index_add_(0, at, back)
         return trees
 
@@ -170,9 +170,9 @@ def trees_of(
     branches, first = np.empty((2, rows), np.int32)
     moved = np.empty((2, rows * most), np.int64)
     count = _shape(counts, kept, ends, kept_parents, *nodes, ancestors, branches, first, moved)
-    parents, depths = torch.from_numpy(nodes).to(device, non_blocking=True)
+    parents, depths = torch.from_numpy(nodes).to(device, non_blocking=True).unbind()
     shapes = TreeShapes(parents, depths, torch.from_numpy(ancestors).to(device, non_blocking=True))
-    trees = StepTrees(shapes, nodes[0], nodes[1], counts, first, np.flatnonzero(branches))
+    trees = StepTrees(shapes, nodes[0], nodes[1], counts, first, branches.nonzero()[0])
     return trees, moved[:, :count]
 
 

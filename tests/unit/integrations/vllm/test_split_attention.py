@@ -31,19 +31,19 @@ def step_of(parents, counts, starts=None, computed=None):
     if starts is None:
         starts = np.cumsum([0, *(counts + 1)])
     starts = np.array(starts, np.int32)
-    computed = np.arange(10, 10 + len(counts)) if computed is None else np.array(computed)
+    computed = np.arange(10, 10 + len(counts)) if computed is None else computed
     kept = np.arange(len(counts), dtype=np.int32)
     device = torch.device("cpu")
     trees, _ = trees_of(counts, kept, starts[1:], np.array(parents, np.int32), device)
     table = 100 + torch.arange(len(counts)).view(-1, 1)
-    return trees, SplitStep.of(trees, starts, computed, table)
+    return trees, SplitStep.of(trees, starts, np.array(computed, np.int32), table)
 
 
 def test_rows_with_trees_are_read_and_others_left_alone():
     _, step = step_of([BRANCHES, CHAIN, BUSH], [5, 5, 2])
     assert step.table.tolist() == [[100], [102]] and not step.is_whole
     assert step.tokens[1].tolist() == [12, 13, 14, 12, 12, 12]
-    assert step.places.tolist() == [*range(6), 6, 7, 8] and step.starts.tolist() == [0, 6, 12]
+    assert step.starts.tolist() == [0, 6, 12]
     assert step.lengths == step.context.tolist() == [10, 12]
     assert step.own[0, 4].int().tolist() == [1, 1, 0, 1, 1, 0], "the path to node 4 is 1, 3, 4"
     assert step.own[1, 2].tolist() == [True, False, True, False, False, False]
