@@ -2,8 +2,8 @@
 
 A recipe registers an entry point of the group `sam_rollout.recipes`. The entry point's name is also
 the name of the root configuration in the folder `configs` beside the recipe's module. verl's
-configuration files are found without importing verl, because verl decides on a device while it is
-imported. Hydra is slow to import, so it is imported inside functions.
+configuration files are found without importing verl, because the import already chooses a device.
+Hydra is slow to import, so it is imported inside functions.
 """
 
 import importlib.util
@@ -64,8 +64,8 @@ def prepare(folder: Path) -> None:
         )
     config = Path(verl.submodule_search_locations[0]) / "trainer" / "config"
     os.environ["VERL_CONFIG_DIR"] = str(config)
-    # Both resolvers make relative paths absolute: `recipe` starts at the recipe's folder, `here` at
-    # the working directory.
+    # `recipe` resolves a path relative to the recipe's folder, `here` relative to the working
+    # directory.
     OmegaConf.register_new_resolver("recipe", lambda path: str(folder / path), replace=True)
     OmegaConf.register_new_resolver("here", lambda path: str(Path(path).absolute()), replace=True)
 
@@ -73,7 +73,7 @@ def prepare(folder: Path) -> None:
 def compose(*overrides: str) -> tuple[dict[str, Any], str]:
     """Compose the configuration of the run that these overrides start.
 
-    Returns the configuration, resolved to plain values, and the name of its device file.
+    Returns the configuration in plain values, and the option that it chooses in the group `device`.
 
     Raises:
         UnknownExperimentError: There is no such experiment; the message lists all experiments.
@@ -128,7 +128,6 @@ def explain(error: Exception) -> str:
 
 
 def _explain_override(error: Any) -> str:
-    """Describe an argument that Hydra cannot parse, and show how to quote its value."""
     key, is_assigned, value = error.override.partition("=")
     if not is_assigned:
         said = " ".join(str(error).split())

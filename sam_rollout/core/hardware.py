@@ -7,7 +7,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def cpu_model() -> str:
-    """Return the processor's name in /proc/cpuinfo; if it has none (on ARM), the architecture."""
+    """Return the processor's name in /proc/cpuinfo, or the architecture if it has no name (ARM)."""
     if _CPUINFO.exists():
         for line in _CPUINFO.read_text().splitlines():
             if line.startswith("model name"):

@@ -1,6 +1,6 @@
 """The identity of a request, which is the same in every run.
 
-The request ids of vLLM and the uids of verl are new in every run, so they cannot tell which
+The request ids of vLLM and the uids of verl are new in every run, so they do not show which
 responses of two runs belong together. An identity travels with each request in
 ``SamplingParams.extra_args["sam"]``.
 """
@@ -13,7 +13,7 @@ from typing import Any, Self
 
 EXTRA_ARGS_KEY = "sam"
 TRAIN_SPLIT = "train"
-OUTSIDE_TRAINING = -1  # the step of requests that no training run made
+OUTSIDE_TRAINING = -1  # the step of requests that do not come from a training run
 VAL_SPLIT = "val"
 
 GroupKey = tuple[str, int, str]  # split, step, group
@@ -24,15 +24,16 @@ class RequestIdentity:
     """Identity of one response."""
 
     group: str  # Hash of the prompt's token ids; equal for all responses to a prompt, in every run.
-    sibling: int  # Number of the response within its prompt's group, from 0 to n - 1.
+    sibling: int  # Number of the response among the responses to its prompt, from 0.
     step: int  # Training step that asked for the response; -1 outside training.
     split: str  # "train" or "val".
     key: int  # The key of the response's random numbers, a 63-bit integer.
-    # Length of the prompt, 0 if unknown; a longer prompt continues an interrupted response.
+    # Length of the original prompt, 0 if unknown. A request that continues an interrupted response
+    # has a longer prompt.
     prompt_tokens: int = 0
 
     def resumed(self, tokens: int) -> int:
-        """Return how many of a request's first `tokens` tokens were sampled by earlier requests."""
+        """Return how many of the `tokens` tokens of a request's prompt earlier requests sampled."""
         return max(tokens - self.prompt_tokens, 0) if self.prompt_tokens else 0
 
     @property
@@ -53,7 +54,7 @@ class RequestIdentity:
 
 def group_of(prompt_ids: Sequence[int]) -> str:
     """Hash a prompt's token ids to a group name of 16 hexadecimal digits."""
-    # A token takes eight bytes on every machine, so that the nodes of a cluster agree.
+    # Each token takes eight bytes on every machine, so all nodes of a cluster get the same hash.
     raw = array("q", prompt_ids).tobytes()
     return hashlib.blake2b(raw, digest_size=8).hexdigest()
 

@@ -1,7 +1,7 @@
 """Reads and writes JSON that every reader accepts, even with infinities and NaN.
 
-JSON has no infinity. `dumps` therefore writes the text "inf", which `loads` and Hydra read as the
-number. `measured` replaces measured values that are not finite by null.
+JSON has no infinity. `dumps` therefore writes infinity as the text "inf", which `loads` and Hydra
+read as a number. In metrics, `measured` replaces numbers that are not finite by null.
 """
 
 import json
@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 _NOT_FINITE = {repr(number): number for number in (math.inf, -math.inf, math.nan)}
-# Programs that use protocol buffers write these capitalised names.
+# Protocol buffers write infinity as "Infinity", and NaN as "NaN".
 _READ = _NOT_FINITE | {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
 
 def encode(value: Any) -> Any:
     """Convert a value to JSON values; equal values give equal results, NaN included.
 
-    Numbers that are not finite become "inf", "-inf" and "nan". Members of enumerations become their
-    names, unless they are texts or integers themselves. Arrays become lists, and sets become sorted
-    lists. Any other value is converted by `str`.
+    Numbers that are not finite become "inf", "-inf" and "nan". A member of an enumeration becomes
+    its value if it is a string or an integer, otherwise its name. Arrays become lists, sets become
+    sorted lists, and bytes are decoded. Any other value is converted by `str`.
     """
     if isinstance(value, Enum):
         return encode(value.value) if isinstance(value, str | int) else value.name
@@ -83,7 +83,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def measured(value: Any) -> Any:
-    """Replace every number that is not finite by None, in plain values."""
+    """Replace every number that is not finite by None, in nested dicts and lists."""
     if isinstance(value, dict):
         return {key: measured(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

@@ -4,18 +4,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Longer drafts would hardly be more useful, and each token makes a verify step larger.
+# Longer drafts would hardly save more time, and each draft token makes a verify step larger.
 MAX_DRAFT_TOKENS = 32
-MOST_STEP_TOKENS = 4096  # Maximum for all trees of a step together; fewer already fill a device.
-UNKNOWN_VOCABULARY = (1 << 31) - 1  # Unknown size: allows all int32 token ids but the largest.
+MOST_STEP_TOKENS = 4096  # Limit of tree tokens per step; fewer tokens already fill a device.
+UNKNOWN_VOCABULARY = (1 << 31) - 1  # Stands for the size of an unknown vocabulary.
 
 
 class Limits(NamedTuple):
-    """One engine's limits; only the drafter and the session need `k`."""
+    """The limits of one engine."""
 
     max_rows: int  # Maximum number of requests in one batch (max_num_seqs).
     max_model_len: int  # Maximum length of a text, in tokens.
-    vocab_size: int = UNKNOWN_VOCABULARY  # Draft token ids are below this size.
+    vocab_size: int = UNKNOWN_VOCABULARY  # The ids of draft tokens are below this number.
     max_batched_tokens: int = 1 << 62  # Maximum number of tokens per step.
     k: int = MAX_DRAFT_TOKENS  # Maximum number of draft tokens per request.
 
@@ -23,8 +23,8 @@ class Limits(NamedTuple):
 def unknown_tokens(tokens: np.ndarray, vocab_size: int) -> str:
     """Describe token ids that lie outside the vocabulary; return "" if all lie inside.
 
-    Tokens from a disk or another engine have to be checked: an engine would look unknown ids up
-    beyond the ends of its tables.
+    Tokens from a disk or another engine have to be checked, because an engine would look up
+    unknown ids outside its tables.
     """
     if not len(tokens) or (tokens.min() >= 0 and tokens.max() < vocab_size):
         return ""

@@ -14,7 +14,7 @@ SO_FAR = "over the training steps up to this one, those before a resume included
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric: its name, unit, meaning and how it is aggregated.
+    """One metric's name, unit, meaning and aggregation.
 
     `telemetry.schema.METRICS` has complete names, such as `sam/tail/time_s`. A draft source
     declares its metrics without the prefix `sam/draft/`. A name with a placeholder
@@ -33,6 +33,6 @@ class Metric:
 
     @property
     def group(self) -> str:
-        """The second part of a complete name that begins with `sam`, else the first part."""
+        """The second part of the complete name if the first part is `sam`, else the first part."""
         first, second = self.name.split("/")[:2]
         return second if first == "sam" else first

@@ -1,6 +1,6 @@
-"""Defines sections of settings: typed fields with limits, checked when a section is made.
+"""Defines sections: classes of settings with types and limits, which are checked on construction.
 
-Everything that a user can set is a field of a section (`config.py`, and one section per source).
+Everything that a user can set is a field of a section.
 """
 
 import dataclasses
@@ -15,28 +15,24 @@ MOST_LISTED = 24  # an error lists at most this many names
 
 
 class ConfigError(ValueError):
-    """A setting has a value that is not allowed.
-
-    `field` is the setting's full path, such as `sam.gate.threshold`; `allowed` says in words what
-    is allowed.
-    """
+    """A setting has a value that is not allowed; `field` is the setting's full path."""
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
-        super().__init__(field, value, allowed)  # pickling needs all three
+        super().__init__(field, value, allowed)  # pickling needs all three arguments
         self.field, self.value, self.allowed = field, value, allowed
 
     def __str__(self) -> str:
         return f"{self.field} = {self.value!r}: {self.allowed}"
 
 
-# Names that are not, or no longer, names of rollout samplers, each with the reason.
+# Names that users may take for rollout samplers -> the reason why a run refuses them.
 NEVER_FOR_ROLLOUTS = {
     "coupled_gumbel": "it is rollout_sampler=coupled now",
     "arbitrage": "keeps steps of a draft model and so changes what is sampled; it is for "
     "evaluating checkpoints and making data: python -m recipes.arbitrage (docs/arbitrage.md)",
 }
 
-# Former keys -> their successors.
+# Former keys of settings -> a message that names the present key.
 GONE = {
     "sam.sources.siblings": "it is sam.sources.prompt now",
     "sam.sources.history": "it is sam.sources.prompt.earlier_steps and sam.texts now",
@@ -46,7 +42,7 @@ GONE = {
 
 
 def unknown(what: str, name: str, known: Sequence[str]) -> str:
-    """Return the message that refuses an unknown name, with known names."""
+    """Return a message that refuses an unknown name, and suggests or lists known names."""
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" did you mean {close[0]!r}?" if close else ""
     if close and len(known) > MOST_LISTED:
@@ -57,8 +53,8 @@ def unknown(what: str, name: str, known: Sequence[str]) -> str:
 def setting(default: Any, *, meaning: str = "", allowed: str = "", **limits: Any) -> Any:
     """Return a dataclass field with its limits: minimum and maximum (numbers) or choices (strings).
 
-    `meaning` is the field's text on the reference page, empty if its row there is handwritten.
-    `allowed` is the page's text on allowed values, if the limits do not show them.
+    `meaning` is the field's text on the reference page; it is empty if the page describes the field
+    by hand. `allowed` is the page's text on allowed values, if the limits do not show them.
     """
     metadata = {"meaning": meaning, "allowed": allowed, **limits}
     return dataclasses.field(default=default, metadata=metadata)
@@ -66,7 +62,7 @@ def setting(default: Any, *, meaning: str = "", allowed: str = "", **limits: Any
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """The base of all sections: checks on construction, and conversion from and to mappings."""
+    """Base class that checks settings on construction, and converts them from and to mappings."""
 
     PATH: ClassVar[str]
 
@@ -82,10 +78,11 @@ class Section:
     def from_mapping(cls, mapping: Mapping[str, Any], path: str | None = None) -> Self:
         """Build the section from a plain mapping; absent keys take their defaults.
 
-        `path` is the section's name in errors, by default the name of its Hydra group.
+        `path` is the path that errors name, by default `PATH`.
 
         Raises:
-            ConfigError: an unknown key, a wrong type (a bool is no int) or a value out of range.
+            ConfigError: a key is unknown, or a value has a wrong type (a bool is no int) or lies
+                outside its limits.
         """
         path = cls.PATH if path is None else path
         if not isinstance(mapping, Mapping):
@@ -98,9 +95,8 @@ class Section:
                 raise ConfigError(f"{path}.{key}", value, why)
             kind = kinds[key]
             if value is None and kind in (dict, str):
-                # Null stands for an empty text or mapping. Configurations hold null for an unset
-                # mapping, because Hydra replaces null by an override, but merges an override into
-                # {}.
+                # Null stands for an empty text or mapping. Unset mappings are null instead of {},
+                # because an override in Hydra replaces null, but is merged into {}.
                 value = kind()
             if isinstance(kind, type) and issubclass(kind, Section):
                 value = kind.from_mapping(value, f"{path}.{key}")
@@ -126,7 +122,7 @@ def _violation(value: Any, kind: Any, limits: Mapping[str, Any]) -> str:
     """Return what a value must be, or an empty string if the value is right."""
     if type(value) is not kind and not (kind is float and type(value) is int):
         return f"must be {_KIND_NAMES.get(kind, kind.__name__)}, not {type(value).__name__}"
-    if isinstance(value, float) and not math.isfinite(value):  # limits do not exclude NaN
+    if isinstance(value, float) and not math.isfinite(value):  # NaN would pass every limit
         return "must be a finite number"
     if "choices" in limits and value not in limits["choices"]:
         return "must be one of " + ", ".join(map(repr, limits["choices"]))

@@ -1,12 +1,13 @@
 """Computes confidence intervals of gains and differences between runs, of ratios, and of shares.
 
-A bootstrap draw takes runs of each side with replacement, and then steps with replacement, the same
-steps for all runs. This is a bootstrap of two crossed factors (Owen, The pigeonhole bootstrap,
-2007). Runs of BASE and SAM with a common seed are drawn as a pair.
+A comparison has two sides, BASE and SAM, with runs of equally many steps. A bootstrap draw takes
+runs of each side with replacement, and then steps with replacement, the same steps for all runs.
+This is a bootstrap of two crossed factors (Owen, The pigeonhole bootstrap, 2007). A run of BASE and
+a run of SAM with the same seed are drawn as a pair.
 
-The bootstrap's interval is too narrow for two or three runs. It is therefore widened to include the
-t-interval of the runs' totals (Welch's, or for paired runs Student's of the differences). If a side
-has a single run, the interval covers only the noise within runs.
+The bootstrap's interval is too narrow for two or three runs. It is therefore widened to include a
+t-interval of the runs' totals: Student's for paired runs, otherwise Welch's. If a side has a single
+run, the interval covers only the noise within runs.
 
 scipy.stats takes a second to import, so it is imported inside functions.
 """
@@ -19,14 +20,14 @@ from functools import lru_cache
 import numpy as np
 
 RESAMPLES = 10_000
-SEED = 0  # fixed, so that the same runs give the same intervals
+SEED = 0  # a fixed seed, so that the same runs give the same intervals
 CONFIDENCE = 0.95
-_AT_ONCE = 1_000  # draws at a time, which bounds the memory for long runs
+_AT_ONCE = 1_000  # number of draws made at a time; the limit bounds the memory for long runs
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its 95 % interval, or without one if nothing can be resampled."""
+    """A value with its 95 % interval, which is None if nothing can be resampled."""
 
     value: float
     low: float | None
@@ -40,7 +41,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Gain:
-    """A ratio of times in two forms, both fractions (0.1 is 10 %)."""
+    """A gain in time, as a speed-up and as a share of time saved; 0.1 means 10 %."""
 
     speed_up_minus_one: Estimate
     time_saved: Estimate
@@ -48,7 +49,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Sides:
-    """A metric of the sides BASE and SAM, as arrays [runs of the side, steps] without NaN.
+    """The values of a metric on each side, as arrays [runs of the side, steps] without NaN.
 
     `paired` means that run n of BASE and run n of SAM have the same seed, which no other run has.
     """
@@ -59,7 +60,7 @@ class Sides:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Number of runs of BASE, of runs of SAM, and of steps."""
+        """The numbers of BASE's runs, of SAM's runs, and of steps."""
         return len(self.base), len(self.sam), self.base.shape[1]
 
     def means(self) -> tuple[float, float]:
@@ -67,12 +68,12 @@ class Sides:
         return self.base.sum() / len(self.base), self.sam.sum() / len(self.sam)
 
     def totals(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the sum over steps of every run, [runs of BASE] and [runs of SAM]."""
+        """Return each run's sum over steps, as arrays [runs of BASE] and [runs of SAM]."""
         return self.base.sum(axis=1), self.sam.sum(axis=1)
 
 
 def gain(time_s: Sides, tokens: Sides | None = None) -> Gain | None:
-    """Return SAM's gain in time, or with `tokens` in time per token; None if a sum is zero."""
+    """Return SAM's gain in time, or in time per token if `tokens` is given; None if a sum is 0."""
     base_s, sam_s = time_s.means()
     base_tokens, sam_tokens = tokens.means() if tokens else (1.0, 1.0)
     if not all((base_s, sam_s, base_tokens, sam_tokens)):
@@ -107,7 +108,7 @@ def difference(values: Sides) -> Estimate:
 
 
 def _log_ratios(time_s: Sides, tokens: Sides | None) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the logarithm of every run's time, or time per token; None if a time or count is 0."""
+    """Return the logarithm of each run's time or time per token; None if a run has a sum of 0."""
     times = time_s.totals()
     made = tokens.totals() if tokens else (np.ones(len(times[0])), np.ones(len(times[1])))
     if min(side.min() for side in (*times, *made)) <= 0:
@@ -117,7 +118,7 @@ def _log_ratios(time_s: Sides, tokens: Sides | None) -> tuple[np.ndarray, np.nda
 
 
 def _t_width(base: np.ndarray, sam: np.ndarray, paired: bool) -> float | None:
-    """Return half the width of the t-interval of a difference of means; None for a single run."""
+    """Return half the t-interval's width for a difference of means; None if a side has one run."""
     if min(len(base), len(sam)) < 2:
         return None
     parts = [base - sam] if paired else [base, sam]
@@ -140,10 +141,7 @@ def t_width(*parts: tuple[float, float]) -> float:
 
 
 def _drawn_sums(values: Sides) -> np.ndarray:
-    """Return both sides' sums over drawn steps, averaged over drawn runs, [2, RESAMPLES].
-
-    Every call draws the same runs and steps.
-    """
+    """Return both sides' sums over drawn steps, averaged over drawn runs, [2, RESAMPLES]."""
     base_runs, sam_runs, steps = values.shape
     parts = []
     for block in range(RESAMPLES // _AT_ONCE):
@@ -154,7 +152,7 @@ def _drawn_sums(values: Sides) -> np.ndarray:
     return np.concatenate(parts, axis=1)
 
 
-@lru_cache(maxsize=32)  # every row of a comparison uses the same draws
+@lru_cache(maxsize=32)  # all metrics of a comparison use the same draws
 def _drawn(count: int, seed: int, block: int) -> np.ndarray:
     generator = np.random.default_rng([seed, block])
     drawn = generator.multinomial(count, [1 / count] * count, size=_AT_ONCE).astype(np.int16)
@@ -205,14 +203,15 @@ Sums = tuple[np.ndarray, np.ndarray]  # numerators and denominators, float [unit
 def ratio_gain(treated: Sums, control: Sums) -> Estimate | None:
     """Compare two ratios of sums over independent units.
 
-    The interval is Welch's t-interval of the difference of the logarithms, with the jackknife's
-    variances over units. The degrees of freedom are the effective number of units, which follows
-    from their denominators, minus 1. The plain linearised variance would cover the true ratio too
-    seldom if a few long units dominate (simulation in `tests/unit/test_statistics.py`).
+    The interval is Welch's t-interval of the difference of the ratios' logarithms. A jackknife over
+    units gives the variances. The degrees of freedom are the effective number of units minus 1; the
+    effective number follows from the units' denominators. With the plain linearised variance, the
+    interval would contain the true value too seldom if a few long units dominate (simulation in
+    `tests/unit/test_statistics.py`).
 
     Returns:
         (ratio of the treated) / (ratio of the control) - 1; None if a side has fewer than two units
-        with a positive denominator, or if these units' numerators have no positive sum.
+        with a positive denominator, or if the sum of these units' numerators is not positive.
     """
     arm, other = (_log_ratio(*arm) for arm in (treated, control))
     if arm is None or other is None:

@@ -1,10 +1,10 @@
-"""Reads traces: recorded responses, which a run may draft from, and on which drafters are measured.
+"""Reads traces: recorded responses, from which runs may draft, and on which drafters are measured.
 
 The end of a file's name determines the format:
 
-* `.jsonl`: each line is a trace: a list of token ids, `{"tokens": [...]}`, or `{"prompt": [...],
-  "response": [...]}`. `"group"` (equal for all responses to a prompt), `"sibling"` and `"step"` are
-  optional.
+* `.jsonl`: each line holds one trace. It is a list of token ids, `{"tokens": [...]}`, or
+  `{"prompt": [...], "response": [...]}`. The keys `"group"` (equal for all responses to a prompt),
+  `"sibling"` and `"step"` are optional.
 * `.parquet`: the columns are `prompt_ids` and `response_ids`; `group`, `sibling` and `step` are
   optional. A run folder has such files below `sam/traces`.
 """
@@ -46,12 +46,12 @@ class Trace:
 
     @property
     def tokens(self) -> Int32Array:
-        """Prompt and response, int32 [prompt + response]."""
+        """The tokens of prompt and response, int32 [prompt + response]."""
         return np.concatenate([self.prompt, self.response])
 
 
 def groups_of(traces: Iterable[Trace]) -> list[list[Trace]]:
-    """Group traces by step and prompt, in order of step and appearance; sort each group."""
+    """Group traces by step and prompt; sort groups by step, and a group's traces by sibling."""
     groups: dict[tuple[int, str], list[Trace]] = {}
     for trace in traces:
         groups.setdefault((trace.step, trace.group), []).append(trace)
@@ -60,7 +60,7 @@ def groups_of(traces: Iterable[Trace]) -> list[list[Trace]]:
 
 
 def read_traces(path: Path) -> list[Trace]:
-    """Read the traces at `path` (see `traces_at`); raise TraceError if none can be drafted."""
+    """Return a list of the traces at `path`; raise TraceError if nothing in them can be drafted."""
     traces = list(traces_at(path))
     if not traces:
         raise TraceError(f"{path}: no traces; expected {', '.join(_FORMATS)} or a run folder")
@@ -83,7 +83,7 @@ def traces_at(path: Path) -> Iterator[Trace]:
 
 
 def read_sets(paths: Iterable[Path]) -> dict[str, list[Trace]]:
-    """Read sets of traces by name: each file, each file of a folder, and each run folder is a set.
+    """Read named sets of traces; each file, each file of a folder, and each run folder is a set.
 
     Raises:
         TraceError: There are no traces, a file is malformed, or two sets have the same name.
@@ -123,7 +123,7 @@ def _read(file: Path) -> Iterator[Trace]:
                 response = next(entry[name] for name in _RESPONSES if name in entry)
         except (ValueError, LookupError, AttributeError, StopIteration, RecursionError) as error:
             raise TraceError(f"{place}: {_EXPECTED}") from error
-        group = entry.get("group")  # a trace without group is a group of its own
+        group = entry.get("group")  # a trace without a group forms its own group
         name = f"{file.stem}-{number}" if group is None else str(group)
         sibling, step = (_number(entry, key, place) for key in ("sibling", "step"))
         yield Trace(name, sibling, _ids(prompt, place), _ids(response, place), step)
@@ -149,7 +149,7 @@ def _rows_of(file: Path) -> Iterator[Any]:
 def _ids(values: Any, place: str) -> Int32Array:
     try:
         array = np.asarray(values)
-    except ValueError:  # lists of different lengths
+    except ValueError:  # the value contains lists of different lengths
         array = np.zeros((), object)
     if array.size == 0:
         return np.zeros(0, np.int32)
@@ -163,7 +163,7 @@ def _number(entry: Mapping[str, Any], key: str, place: str) -> int:
     value = entry.get(key)
     if value is None:
         return 0
-    if isinstance(value, float) and value.is_integer():  # tables with gaps have floats
+    if isinstance(value, float) and value.is_integer():  # columns with missing values hold floats
         return int(value)
     if not isinstance(value, int):
         raise TraceError(f"{place}: {key} = {value!r:.60}, expected a whole number")
