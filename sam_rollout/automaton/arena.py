@@ -1,4 +1,4 @@
-"""Holds the memory of a pool of automata: an arena of equal blocks, and tables with reused rows."""
+"""Holds a pool's memory: an arena of blocks of equal size, and tables whose rows are reused."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import numpy.typing as npt
 from sam_rollout.automaton import kernels
 from sam_rollout.automaton.interface import Int64Array
 
-# The arena grows by slabs of many blocks, large enough for huge pages. Each slab doubles the arena,
-# up to 32 MiB per slab.
+# The arena grows by slabs of many blocks, which are large enough for huge pages. Each slab doubles
+# the arena, up to 32 MiB per slab.
 _FIRST_SLAB_BLOCKS = 32
 _LARGEST_SLAB_BLOCKS = (32 << 20) // kernels.BLOCK_BYTES
 
 _CACHE_LINE = 64
 
-# A slab is idle if all its blocks are free. A first search for idle slabs takes place when
-# _FIRST_RELEASE_BLOCKS blocks are free. Another one follows whenever the number of free blocks has
-# grown by the share _RELEASE_SHARE of all blocks.
+# A slab is idle if all its blocks are free. The first search for idle slabs takes place when
+# _FIRST_RELEASE_BLOCKS blocks are free. After a search, the next one takes place when the number of
+# free blocks has grown by the share _RELEASE_SHARE of all blocks.
 _FIRST_RELEASE_BLOCKS = (64 << 20) // kernels.BLOCK_BYTES
 _RELEASE_SHARE = 1 / 8
 
@@ -27,8 +27,8 @@ class Arena:
 
     def __init__(self) -> None:
         self._slabs: list[npt.NDArray[np.uint8]] = []
-        self.free: Int64Array = np.zeros(1, np.int64)  # number of free blocks, then their addresses
-        self._release_at = _FIRST_RELEASE_BLOCKS  # this many free blocks start a search
+        self.free: Int64Array = np.zeros(1, np.int64)  # number and addresses of free blocks
+        self._release_at = _FIRST_RELEASE_BLOCKS  # number of free blocks that starts a search
 
     @property
     def used_blocks(self) -> int:
@@ -37,7 +37,7 @@ class Arena:
 
     @property
     def blocks(self) -> int:
-        """The number of all blocks, free and used."""
+        """The number of free and used blocks."""
         return len(self.free) - 1
 
     def provide(self, blocks: int) -> None:
@@ -91,7 +91,7 @@ class Arena:
 
 
 def _aligned(nbytes: int) -> npt.NDArray[np.uint8]:
-    """Return uint8[nbytes] that begins at a cache line, so that no state straddles two lines."""
+    """Return uint8[nbytes], which begins at a cache line, so that no state straddles two lines."""
     room = np.empty(nbytes + _CACHE_LINE, np.uint8)
     start = -room.ctypes.data % _CACHE_LINE
     return room[start : start + nbytes]
@@ -102,14 +102,14 @@ class Rows:
 
     def __init__(self, name: str, width: int) -> None:
         self._name = name
-        self.table: Int64Array = np.zeros((16, width), np.int64)  # reallocated when it grows
+        self.table: Int64Array = np.zeros((16, width), np.int64)  # a new array when it grows
         self._free = list(range(len(self.table) - 1, -1, -1))
 
     def __len__(self) -> int:
         return len(self.table) - len(self._free)
 
     def open(self) -> int:
-        """Open a row, all zero but for column 0, and return its number."""
+        """Open a row, which is zero except in column 0, and return its number."""
         if not self._free:
             count = len(self.table)
             self.table = np.concatenate([self.table, np.zeros_like(self.table)])
@@ -120,7 +120,7 @@ class Rows:
         return row
 
     def close(self, row: int) -> None:
-        """Give a row back."""
+        """Close a row, which may then be reused."""
         self.table[row] = 0
         self._free.append(row)
 

@@ -1,11 +1,11 @@
 """Compiles the kernels, and keeps their machine code in numba's disk cache if the cache works.
 
-numba raises if no folder is writable, if the disk is full, or if a cache entry is damaged. Then the
-kernels are compiled in memory, with one warning.
+numba raises an error if no folder is writable, if the disk is full, or if a cache entry is damaged.
+Then the kernels are compiled in memory, with one warning.
 
-numba identifies a source file by its time stamp only. Workers with different sources or processors
-could load each other's machine code. So the cache files are named after source, numba version and
-processor.
+numba identifies a source file by its time stamp only, so workers with different sources or
+processors could load each other's machine code. Therefore the names of the cache files depend on
+source, numba version and processor.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class WarmUp:
     loaded: int  # kernels loaded from the disk cache
     compiled: int  # kernels compiled
     cache_path: str  # the cache's folder; empty if kernels are not cached
-    problem: str  # the reason why kernels are not cached; empty if they are
+    problem: str  # the reason why kernels are not cached; empty if they are cached
 
 
 def written(kind: Any, dimensions: int = 1) -> Any:
@@ -96,13 +96,12 @@ def warm_up(*kernels: Any) -> WarmUp:
 
 
 def _name_after_content(kernel: Any) -> None:
-    """Make the name of the kernel's cache files depend on source, numba and processor."""
     function = kernel.py_func
     content = hashlib.sha256()
     for folder in (Path(inspect.getfile(function)).parent, *_FOLDERS):
         for path in sorted(folder.glob("*.py")):
             content.update(path.read_bytes())
-    # The target triple, processor and features for which numba generates code.
+    # `magic_tuple` has the target triple, processor and features for which numba generates code.
     target = kernel.targetctx.codegen().magic_tuple()
     content.update(repr((numba.__version__, target)).encode())
     function.__qualname__ = f"{function.__name__}_{content.hexdigest()[:12]}"

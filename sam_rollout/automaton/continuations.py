@@ -14,21 +14,21 @@ from sam_rollout.automaton.kernels import _inlined
 # Votes come from two suffixes of a text: the longest one that was continued, and the next shorter
 # one that occurred in more places.
 LEVELS = 2
-VOTES_PER_LEVEL = 2  # the most frequent continuation and, if it differs, the latest one
-OTHER_VOTES = 6  # further votes per suffix, if a draft may branch
+VOTES_PER_LEVEL = 2  # one for the most frequent continuation, one for the latest if it differs
+OTHER_VOTES = 6  # maximum number of further votes per suffix, for drafts that may branch
 
-# A vote's class, a number below CLASSES, combines the ranges in which the following figures lie.
-# Each tuple holds the lower bounds of all ranges but the first.
+# A vote's class is a number below CLASSES. It combines the ranges in which the vote's figures lie.
+# Each tuple holds the lower bounds of a figure's ranges, except for the first range.
 LENGTHS = (2, 3, 5, 9, 20)  # length of the suffix in tokens
 COUNTS = (2, 3, 4, 6, 10, 20, 50)  # how often the suffix was continued
-SHARES = (0.25, 0.4, 0.5, 0.66, 0.8, 0.9)  # the share of these continuations that have this token
-WRITERS = 3  # who wrote this continuation last: another prompt's text, a sibling, the text itself
+SHARES = (0.25, 0.4, 0.5, 0.66, 0.8, 0.9)  # share of the suffix's continuations with this token
+WRITERS = 3  # the continuation's last writer: a text of another prompt, a sibling, the text itself
 LENGTH_CLASSES = len(LENGTHS) + 1
 _PER_LENGTH = (len(COUNTS) + 1) * (len(SHARES) + 1) * 2 * WRITERS
 CLASSES = LENGTH_CLASSES * _PER_LENGTH
 _ALL = np.arange(CLASSES).reshape(LENGTH_CLASSES, len(COUNTS) + 1, len(SHARES) + 1, 2, WRITERS)
-# The classes of votes from drafts made elsewhere (READY), by certainty, [SHARES + 1, ...]. They are
-# those of a suffix's only continuation, if it is not the latest. So automata hardly ever cast them.
+# Classes of votes from drafts made elsewhere (READY), [len(SHARES) + 1, ...] by certainty. Automata
+# hardly ever use these classes, because a suffix's only continuation is also its latest one.
 READY_CLASSES = _ALL[:, 0, :, 0].swapaxes(0, 1)
 
 
@@ -49,7 +49,7 @@ def _class_of(length, count, votes, is_latest, writer):
 
 @_inlined
 def _writer_of(states, end, text):
-    """Return which text wrote the prefix `end`: 2 for `text`, 1 for its siblings, 0 for others."""
+    """Return who wrote the prefix `end`: 2 for `text`, 1 for a sibling, 0 for any other text."""
     writer = live._row_of(states, end)[live.WRITER]
     if writer == text:
         return 2
@@ -58,15 +58,15 @@ def _writer_of(states, end, text):
 
 # --- many places at once ----------------------------------------------------------------------
 
-# A lane is a place in an automaton. Votes are found for many lanes together; the table of lanes is
-# int64[lanes, LANE_WIDTH]. Its first four columns are a place's columns from PLACE_HEADER on:
+# A lane is a place in an automaton. Votes are found for many lanes together. The table of lanes is
+# int64[lanes, LANE_WIDTH]. Its first four columns are a place's columns from PLACE_HEADER on.
 LANE_HEADER, LANE_STATE, LANE_LENGTH, LANE_TEXT = 0, 1, 2, 3
-LANE_FIRST = 4  # the number of the first class of the lane's source
-LANE_TASKS = 5  # number of suffixes found that have a continuation
+LANE_FIRST = 4  # number of the first class of votes of the lane's source
+LANE_TASKS = 5  # number of suffixes with a continuation that were found so far
 LANE_SEEN = 6  # state of the suffix to look at next
 LANE_WIDTH = 8
-# A task is a suffix of a lane's text that was continued; the table of tasks is
-# int64[LEVELS * lanes, TASK_WIDTH]. Columns:
+# A task is a suffix of a lane's text that was continued. The table of tasks is
+# int64[LEVELS * lanes, TASK_WIDTH].
 TASK_STATE, TASK_LENGTH = 0, 1
 # The most frequent continuation and the latest one. If they are the same, TASK_LATEST_TARGET is 0,
 # a state that no token leads to.
@@ -122,12 +122,13 @@ def _begin_task(task, lane, header, state, entry):
 def vote_lanes(lanes, tasks, asked, count, waiting):
     """Find the continuations of many lanes, and write them to their tasks.
 
-    All lanes take one step at a time and prefetch the memory of their next step, so that their
-    waits overlap.
+    The loop follows one suffix link for each lane in turn, and prefetches the memory that this lane
+    needs next, so that the lanes' waits for memory overlap.
 
     Args:
         lanes, tasks: addresses of the tables of lanes and tasks.
-        asked, count: int64[count], the indices of the lanes to process, and how many these are.
+        asked: int64[count or more], indices of the lanes to process.
+        count: number of these indices.
         waiting: int64[count or more], scratch space.
     """
     looking = 0
@@ -156,7 +157,7 @@ def vote_lanes(lanes, tasks, asked, count, waiting):
 
 @_inlined
 def take_votes(lanes, tasks, number, tokens, classes, count):
-    """Append votes for the continuations that `vote_lanes` found; return the new count."""
+    """Append votes for continuations that `vote_lanes` found; return the number of all votes."""
     lane = lane_at(lanes, number)
     states = live._int64_pointer(lane[LANE_HEADER])[live.STATES]
     text, first = lane[LANE_TEXT], lane[LANE_FIRST]
@@ -200,10 +201,10 @@ def _append_other(lane, states, length, total, target, token, tokens, classes, c
 
 @njit(nogil=True)
 def take_other_votes(lanes, tasks, number, tokens, classes, count):
-    """Append votes for a lane's further continuations, for a tree's branches; return the new count.
+    """Append votes for a lane's further continuations, from which a tree may branch.
 
     Each suffix that `vote_lanes` found gets up to OTHER_VOTES votes. Edges stored in the suffix's
-    state come first, then the state's newest edges in the table.
+    state come first, then the state's newest edges in the table. Returns the number of all votes.
     """
     lane = lane_at(lanes, number)
     header = live._int64_pointer(lane[LANE_HEADER])
@@ -246,7 +247,7 @@ def take_other_votes(lanes, tasks, number, tokens, classes, count):
 
 @njit(nogil=True)
 def vote(kind, address, state, length, first, tokens, classes, count):
-    """Append the votes of a place outside automata (not LIVE); return the new number of votes.
+    """Append the votes of a place outside automata (not LIVE); return the number of all votes.
 
     Args:
         kind, address, state, length: columns of the place.
@@ -273,7 +274,7 @@ def vote(kind, address, state, length, first, tokens, classes, count):
         entry = _drawn_at(address, state >> 1, length)
         if entry[interface.DRAWN_POSITION] == state >> 1:
             tokens[count] = entry[interface.DRAWN_TOKEN]
-            # The class encodes DRAWN_DISTANCE, DRAWN_AGAIN and whether the preceding token matches.
+            # The vote's class encodes DRAWN_DISTANCE, DRAWN_AGAIN, and whether DRAWN_AFTER fits.
             distance = np.int64(entry[interface.DRAWN_DISTANCE])
             votes = distance * (1 - 1 / entry[interface.DRAWN_AGAIN])
             classes[count] = first + _class_of(np.int64(1), distance, votes, state & 1, 0)
@@ -283,7 +284,7 @@ def vote(kind, address, state, length, first, tokens, classes, count):
 
 @njit(nogil=True)
 def follow(kind, address, state, length, token):
-    """Return a place's state and length after `token`; length 0 if a READY draft differs there."""
+    """Return a place's state and length after `token`; length 0 if a READY draft lacks `token`."""
     if kind == interface.READY:
         goes_on = state < length and (
             live._int32_pointer(address + 8 * state)[interface.DRAFT_TOKEN] == token
@@ -314,7 +315,7 @@ def follow(kind, address, state, length, token):
 
 @_inlined
 def follow_lane(lanes, tasks, number, token):
-    """Move a lane to its place after a token, like `follow`, but use what `vote_lanes` found."""
+    """Move a lane past a token as `follow` does, but use the edges that `vote_lanes` found."""
     lane = lane_at(lanes, number)
     state, length = lane[LANE_STATE], lane[LANE_LENGTH]
     states = live._int64_pointer(lane[LANE_HEADER])[live.STATES]

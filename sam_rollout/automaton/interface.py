@@ -9,7 +9,7 @@ BoolArray = npt.NDArray[np.bool_]
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
-COUNT_SHIFT = 24  # bits below this one hold a position; this bit and higher ones hold a count
+COUNT_SHIFT = 24  # in `kernels.LATEST`, the bits below this one hold a position, the others a count
 LARGEST_AUTOMATON = 1 << COUNT_SHIFT  # maximum size in tokens; each text counts as whole blocks
 BLOCK_SHIFT = 9  # a block holds 2**9 prefixes or edges
 
@@ -27,7 +27,7 @@ class AutomatonFullError(ValueError):
         self.automaton = automaton
 
 
-# A place, int64[PLACE_WIDTH], is the point where a source continues a row's text. Its columns:
+# A place, int64[PLACE_WIDTH], is the point where a source continues a row's text. Its columns are:
 #
 #             PLACE_HEADER, an address        PLACE_STATE                         PLACE_LENGTH
 # LIVE        the automaton's header          the longest known suffix's state    its tokens
@@ -42,11 +42,11 @@ PLACE_STATE = 2
 PLACE_LENGTH = 3
 PLACE_TEXT = 4  # LIVE only: the text's writer, see `kernels.WRITER`
 PLACE_WIDTH = 5
-# Values of PLACE_KIND, for rows that draft from nothing, an automaton, a draft made elsewhere, a
-# table of each token's likeliest follower, and a table of the token drawn at each position.
+# Values of PLACE_KIND. A row drafts from nothing, from an automaton, from a draft made elsewhere,
+# from a table of each token's likeliest follower, or from a table of draws by position.
 NOWHERE, LIVE, READY, FOLLOWERS, DRAWN = 0, 1, 2, 3, 4
-# Columns of the table of followers: the likeliest next token (-1 for none), and how many times in a
-# row it was the likeliest.
+# Columns of the table of followers: a token's likeliest next token (-1 if unknown), and in how many
+# successive scorings of the token it was the likeliest.
 FOLLOWER, RUN = 0, 1
 # Columns of a draft made elsewhere: the token, and how certain it is, from 0 to CERTAIN.
 DRAFT_TOKEN, CERTAINTY = 0, 1
@@ -59,7 +59,7 @@ DRAWN_WIDTH = 5
 
 
 def write_places(out_places: Int64Array, kind: Any, header: Any, state: Any, length: Any) -> None:
-    """Write all columns of places but PLACE_TEXT; each value is an int or int[rows]."""
+    """Write all columns of places except PLACE_TEXT; each value is an int or int[rows]."""
     out_places[:, PLACE_KIND] = kind
     out_places[:, PLACE_HEADER] = header
     out_places[:, PLACE_STATE] = state

@@ -1,29 +1,30 @@
-"""Compiled kernels of the automaton: one call does the work per token for all rows of a batch.
+"""Compiled kernels of the automaton: one call reads the new tokens of all rows of a batch.
 
 The structure is the online suffix automaton of Blumer et al. (1985), generalised to several texts
 that grow in turns, and used for drafting as in SAM-Decoding (arXiv 2411.10666):
 
-* State s >= 0 is a prefix of a text. A text's prefixes lie one after the other in a sequence of
-  blocks, called a run. The index in the run gives the length of s and its first end position. Of
-  the edge to the next prefix, only the token is stored. Branching edges are stored as a whole.
-* A clone, a state that was split off another one, has a negative number. Its entry is one cache
-  line, as large as the entries of four prefixes. Three of the clone's branching edges lie in it.
-* All other branching edges are in one open-addressing table keyed by (state, token). Each edge
-  names the token of its state's next edge, so that cloning a state finds all edges to copy.
+* A state s >= 0 is a prefix of a text. A text's prefixes lie in order in a sequence of blocks,
+  called a run. The index in the run gives the prefix's length and the first position where it ends.
+  For the edge to the run's next prefix, only the token is stored. All other edges are called
+  branching, and are stored as a whole.
+* A clone is a state that was split off another state. It has a negative number. Its entry is one
+  cache line, as large as the entries of four prefixes, and holds up to three branching edges.
+* All other branching edges are in one open-addressing table keyed by (state, token). Each edge in
+  it names the token of its state's next edge, so that cloning a state finds all edges to copy.
 * Suffix links always lead to shorter strings and end in state 0, the empty string. A text's current
-  state is its newest prefix, whose link is the text's longest suffix that occurred before.
-* Two texts with the same beginning share its states. Where they differ, the later text begins its
-  own run. The first entry of that run only stores the run's first token, because the entry of a
+  state is its newest prefix, whose link leads to the text's longest suffix that occurred before.
+* Two texts share the states of their common beginning. Where the texts differ, the later one begins
+  its own run. The first entry of this run only stores the run's first token, because the entry of a
   state names the token that follows the state.
 
 A state also notes how often its strings were continued, and at which prefix one of its strings was
-last continued. A clone also keeps its latest and its most frequent token, with the states that they
-lead to. A block of a run notes which text wrote it. All this is noted when a text adds a state,
-along a bounded number of suffix links. The votes for a draft's next token are read from these notes
-(`continuations.py`).
+last continued. A clone also notes the latest and the most frequent token that continued it, with
+the states that these tokens lead to. A block of a run notes which text wrote it. Notes are made
+when a text adds a state, along a bounded number of suffix links. The votes for a draft's next token
+are read from these notes (`continuations.py`).
 
-An example shows the arrays of a text with an automaton to itself, after reading "a b c b a b".
-Letters stand for the tokens 0, 1 and 2. Below the run are the suffix links of its states::
+An example shows the arrays of an automaton of one text, after it has read "a b c b a b". Letters
+stand for the tokens 0, 1 and 2. Below the run are the suffix links of its states::
 
     run    0 --a--> 1 --b--> 2 --c--> 3 --b--> 4 --a--> 5 --b--> 6
     link            0       -4        0       -4        1        2
@@ -52,17 +53,16 @@ Letters stand for the tokens 0, 1 and 2. Below the run are the suffix links of i
 
 COUNT is in the upper bits of a prefix's LATEST, and in a clone's CLONE_COUNT. The clone was made
 when the second b was read. It stands for "b", the suffix that "ab" and "abcb" share. Nothing has
-followed prefix 6 yet. Its link is "ab", which was followed once, by the c after prefix 2 (LATEST).
+followed prefix 6 yet. Its link leads to "ab", which was followed once: by the c after prefix 2.
 
-States and edges lie in blocks of equal size from an arena, and directories of a few bytes per block
-lead to them. When the edge table is full, its edges move to a larger table, a few slots per token
-read, in the order of the hash. The frontier is the number of the old table's first slots whose
-edges have moved.
+States and edges lie in blocks of equal size from an arena. Directories hold the blocks' addresses.
+When the edge table is full, its edges move to a larger table in the order of the hash: each token
+that is read moves a few slots. All slots of the old table before the frontier have moved.
 
 Memory reaches the kernels as addresses, because numba accepts no list of a varying number of
-arrays. In the functions below, `automata` is int64[automata, AUTOMATON_WIDTH] and `header` one of
-its rows, `texts` is int64[texts, TEXT_WIDTH], and `arena` is int64[1 + blocks], the number of free
-blocks and then their addresses.
+arrays. In the functions below, `automata` is int64[automata, AUTOMATON_WIDTH], and `header` is one
+of its rows. `texts` is int64[texts, TEXT_WIDTH]. `arena`, int64[1 + blocks], holds the number of
+free blocks, and then their addresses.
 """
 
 import numpy as np
@@ -78,19 +78,19 @@ from sam_rollout.automaton.interface import BLOCK_SHIFT, COUNT_SHIFT
 # Columns of an automaton's header.
 OPEN = 0  # 1 while in use
 SHARED = 1  # 1 if the automaton outlives its texts
-STATES = 2  # address of the directory row of block 0; clones' rows lie before it
+STATES = 2  # address of the directory row of block 0; the rows of clones' blocks lie before it
 PREFIX_BLOCKS = 3
 PREFIX_BLOCK_ROOM = 4  # blocks of prefixes that the directory has room for
-CLONES = 5  # memory that clones take, in prefixes (CLONE_PLACES for each clone)
+CLONES = 5  # places of all clones; each clone takes CLONE_PLACES places, each prefix takes one
 CLONE_BLOCK_ROOM = 6
 EDGES = 7  # address of the directory of the edge table
 EDGE_SLOTS = 8  # slots of the edge table, a multiple of the block size; 0 before the first edge
-EDGE_BLOCKS = 9  # blocks of the table so far; they are added while edges move in
+EDGE_BLOCKS = 9  # blocks that the edge table has so far; more are added while edges move into it
 EDGE_COUNT = 10
-OLD_EDGES = 11  # address of the directory of the table that edges move out of
-OLD_EDGE_SLOTS = 12  # slots of that table, 0 if there is none
-FRONTIER = 13  # slots of the old table that were moved
-EDGES_BEFORE = 14  # EDGE_COUNT when moving began
+OLD_EDGES = 11  # address of the directory of the old edge table, which edges are moved out of
+OLD_EDGE_SLOTS = 12  # slots of the old edge table, 0 if there is none
+FRONTIER = 13  # slots of the old edge table that were moved
+EDGES_BEFORE = 14  # EDGE_COUNT when the move began
 AUTOMATON_WIDTH = 15
 
 # Columns of a text.
@@ -98,14 +98,14 @@ TEXT_OPEN = 0
 AUTOMATON = 1
 LAST = 2  # state of the text read so far
 LENGTH = 3  # tokens read
-PENDING = 4  # state that was begun when memory ran out, else 0
-TEXT_WRITER = 5  # the text's number; from bit GROUP_SHIFT on, the number of its group of siblings
+PENDING = 4  # state that was begun when memory ran out, otherwise 0
+TEXT_WRITER = 5  # the text's number; the bits from GROUP_SHIFT on hold its group's number
 GUARD = 6  # the last GUARD_TOKENS tokens, by position modulo GUARD_TOKENS
 GUARD_TOKENS = 8
 TEXT_WIDTH = GUARD + GUARD_TOKENS
 
-# Columns of a directory row of a block of states, int64[4].
-ADDRESS = 0  # the block's address minus its first state's offset; an access adds a state's offset
+# Columns of a directory row, int64[4], which describes a block of states.
+ADDRESS = 0  # the block's address minus the offset of its first state (state * ENTRY_BYTES)
 LENGTH_OFFSET = 1  # a prefix's length minus its number
 NEXT_BLOCK = 2  # first state of the run's next block, 0 if there is none yet
 WRITER = 3  # TEXT_WRITER of the text whose prefixes the block holds
@@ -115,13 +115,13 @@ DIRECTORY_WIDTH = 4
 NEXT_TOKEN = 0  # token of a prefix's edge to the run's next prefix, NONE at the run's end
 CLONE_LENGTH = 0  # length of a clone's longest string
 LINK = 1
-# The latest prefix that ends with the state's strings and was continued (see `_note`); until there
-# is one, the prefix in which the strings were first read. If the state is a prefix, the bits from
-# COUNT_SHIFT on hold how often its strings were continued, up to LARGEST_COUNT.
+# The latest prefix that ends with the state's strings and was continued (see `_note`). Before the
+# first continuation, it is the prefix in which the strings were first read. If the state is a
+# prefix, the bits from COUNT_SHIFT on count its continuations, up to LARGEST_COUNT.
 LATEST = 2
-FIRST_EDGE = 3  # token of the state's newest edge in the edge table, NONE if it has none there
-# A clone's further columns: how often its strings were continued; the edges that were followed last
-# and most often (NONE and 0 at first); the edges that it holds itself (NONE and 0 if unused).
+FIRST_EDGE = 3  # token of the state's newest edge in the edge table, NONE without such an edge
+# Further columns of a clone: the number of its continuations, the edges that were followed last and
+# most often, and the edges that the clone holds itself. A missing edge is stored as NONE and 0.
 CLONE_COUNT = 4
 LATEST_TOKEN = 5
 LATEST_TARGET = 6
@@ -138,24 +138,24 @@ OWN_EDGE_COLUMNS = tuple(range(OWN_EDGES, OWN_EDGES + 2 * CLONE_EDGES, 2))
 SOURCE = 0
 TOKEN = 1
 TARGET = 2
-NEXT_EDGE = 3  # token of the next edge of the same state, NONE after the last
+NEXT_EDGE = 3  # token of the next edge of the same state, NONE if there is none
 
 PREFIX_MASK = (1 << COUNT_SHIFT) - 1
 LARGEST_COUNT = (1 << (31 - COUNT_SHIFT)) - 1
 
 GROUP_SHIFT = 32
 NONE = -1
-ENTRY_BYTES = 16  # the size of a prefix, and of an edge
+ENTRY_BYTES = 16  # bytes of a prefix or an edge
 BLOCK_ENTRIES = 1 << BLOCK_SHIFT
 BLOCK_BYTES = BLOCK_ENTRIES * ENTRY_BYTES
 BLOCK_MASK = BLOCK_ENTRIES - 1
 
-# No edge is hashed to a table's last OVERFLOW_SLOTS slots. They take displaced edges. At a table's
-# highest load, all are taken with an estimated probability of exp(-0.35 * OVERFLOW_SLOTS).
+# No edge is hashed to a table's last OVERFLOW_SLOTS slots, which take displaced edges. At a table's
+# highest load, the estimated probability that all of them are taken is exp(-0.35 * OVERFLOW_SLOTS).
 OVERFLOW_SLOTS = 96
-# Slots that are moved per token read while an edge table grows.
+# Number of slots that each token moves while edges move to a larger table.
 MOVED_SLOTS = 32
-# LATEST has no bits for more blocks of prefixes.
+# Maximum number of an automaton's blocks of prefixes; LATEST has no bits for more.
 MOST_PREFIX_BLOCKS = (1 << COUNT_SHIFT) >> BLOCK_SHIFT
 # Numbers for `_scout`: rows at a time, tokens per row, suffix links per token.
 ROWS_SCOUTED = 32
@@ -177,14 +177,14 @@ BAD_SLOT = 5
 BAD_ROW = 6
 TOO_LONG = 7
 
-# Columns of the int64 array through which a kernel reports.
+# Columns of the int64 array in which `extend_rows` reports its progress.
 REASON = 0
 APPENDED = 1
 REBUILDS = 2
 PROGRESS_WIDTH = 3
 
 
-# For helpers whose work takes less time than a call: they are compiled into their callers.
+# Helpers that do less work than a call costs are compiled into their callers.
 _inlined = njit(nogil=True, forceinline=True)
 
 
@@ -215,7 +215,6 @@ def _pointer_of(array):
 
 @_inlined
 def _address_of_row(table, row):
-    """Return the address of a row of a table of int64."""
     return np.int64(table.ctypes.data) + row * (8 * table.shape[1])
 
 
@@ -233,7 +232,7 @@ def _prefetch(typing_context, address):
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        # llvm.prefetch: 0 for reading, 3 for the caches next to the core, 1 for data.
+        # Arguments of llvm.prefetch: 0 to read, 3 for the caches nearest to the core, 1 for data.
         hints = [number(0), number(3), number(1)]
         builder.call(function, [builder.inttoptr(args[0], byte), *hints])
         return context.get_dummy_value()
@@ -246,7 +245,6 @@ def _prefetch(typing_context, address):
 
 @njit(nogil=True)
 def _take_block(arena):
-    """Take a free block, which must exist; return its address."""
     address = arena[arena[0]]
     arena[0] -= 1
     return address
@@ -284,7 +282,7 @@ def _length_of(states, state):
 
 @_inlined
 def _after(states, state):
-    """Return the run's next prefix; 0 if that needs a block which the run does not have yet."""
+    """Return the run's next prefix; 0 if the run does not have the prefix's block yet."""
     if state & BLOCK_MASK != BLOCK_MASK:
         return state + 1
     return _row_of(states, state)[NEXT_BLOCK]
@@ -292,7 +290,7 @@ def _after(states, state):
 
 @njit(nogil=True)
 def _add_prefix_block(header, arena, length, writer):
-    """Begin a block of prefixes; its first prefix, which is returned, has the length `length`."""
+    """Begin a block of prefixes; return its first prefix, which has the length `length`."""
     first = header[PREFIX_BLOCKS] << BLOCK_SHIFT
     header[PREFIX_BLOCKS] += 1
     row = _row_of(header[STATES], first)
@@ -343,10 +341,10 @@ def _free_edge_blocks(directory, start, stop, arena):
 
 @_inlined
 def _hash(state, token):
-    """Return a key's 32-bit hash; keys have the same order in tables of every size."""
+    """Return a key's 32-bit hash, which gives keys the same order in tables of every size."""
     key = (uint64(uint32(state)) << uint64(32)) | uint64(uint32(token))
-    # A single multiplication would map consecutive states with the same token onto few slots. So
-    # the high half is mixed in before a second multiplication, as in splitmix64.
+    # A single multiplication would map consecutive states with the same token onto few slots.
+    # Therefore the high half is mixed in before a second one, as in splitmix64.
     key *= uint64(0x9E3779B97F4A7C15)
     key ^= key >> uint64(32)
     key *= uint64(0xBF58476D1CE4E5B9)
@@ -361,7 +359,7 @@ def _home(hashed, slots):
 
 @_inlined
 def _probe(directory, slots, home, state, token):
-    """Return an edge's address, or minus a free slot's address, or 0 if there is neither."""
+    """Return the address of a key's edge, else minus the address of a free slot, else 0."""
     addresses = _int64_pointer(directory)
     slot = home
     if addresses[slot >> BLOCK_SHIFT] == 0:  # no edge was moved to this block yet
@@ -394,7 +392,6 @@ def _table_of(header, state, token):
 
 @_inlined
 def _search_table(header, state, token):
-    """Search the table that holds the key, and return the result of `_probe`."""
     directory, slots, home = _table_of(header, state, token)
     return _probe(directory, slots, home, state, token)
 
@@ -410,7 +407,7 @@ def _own_target(entry, token):
 
 @_inlined
 def _find_edge(header, address, state, token):
-    """Return the address at which the target of a state's branching edge with `token` is stored.
+    """Find a state's branching edge for `token`; return the address where its target is stored.
 
     `address` is the address of the state. Without such an edge, return minus the address of a free
     slot in the table for this edge, or 0 if the table was not searched or is full.
@@ -428,10 +425,7 @@ def _find_edge(header, address, state, token):
 
 @_inlined
 def _put_edge(header, address, state, token, target, found):
-    """Give the state at `address` an edge that it lacks; `found` is what `_find_edge` returned.
-
-    Returns DONE, or NEED_EDGES if the table has no room.
-    """
+    """Give the state at `address` a new edge; `found` is the result of `_find_edge`, or 0."""
     entry = _int32_pointer(address)
     if state < 0:
         for column in OWN_EDGE_COLUMNS:
@@ -456,7 +450,7 @@ def _put_edge(header, address, state, token, target, found):
 
 @_inlined
 def _edge_room(header):
-    """Return how many edges may be added; up to a load of four fifths, searches are fast."""
+    """Return how many edges may be added; searches are fast up to a load of four fifths."""
     room = header[EDGE_SLOTS] * 4 // 5 - header[EDGE_COUNT]
     if header[OLD_EDGE_SLOTS] != 0:
         # The rest of the old table may fill up a little more while edges move.
@@ -479,8 +473,8 @@ def _add_edge_block(header, arena):
 def _move_edges(header, arena, slots):
     """Move at least `slots` slots of the old table to the new one, up to the next free slot.
 
-    No search crosses a free slot. So keys whose search begins before the frontier are in the new
-    table, and all others are in the old one.
+    No search crosses a free slot. Therefore keys whose search begins before the frontier are in the
+    new table, and all others are in the old one.
     """
     old = _int64_pointer(header[OLD_EDGES])
     end = header[OLD_EDGE_SLOTS]
@@ -539,9 +533,9 @@ def _branches(header, state):
 def _clone(header, arena, parent, token, edge, state):
     """Move the shorter strings of `state` to a clone.
 
-    These are at most one token longer than the longest string of `parent`. The clone inherits the
-    latest position of the state. `edge` is the address at which the target of the edge from
-    `parent` to `state` is stored. Returns the clone and DONE, or 0 and the reason for the failure.
+    A string is moved if it is at most one token longer than the longest string of `parent`. The
+    clone inherits the state's latest position. `edge` is the address that stores the target of the
+    edge from `parent` to `state`. Returns the clone and DONE, or 0 and the reason for the failure.
     """
     states = header[STATES]
     source = _at(states, state)
@@ -594,7 +588,7 @@ def _clone(header, arena, parent, token, edge, state):
                 reason |= _put_edge(header, address, clone, copied, target, 0)
     if reason != DONE:
         raise RuntimeError("an edge found no slot in a table that is not full")
-    while True:  # redirect the edges of shorter suffixes to the clone
+    while True:  # edges of `parent` and of its suffixes now lead to the clone
         _int32_pointer(edge)[0] = clone
         if parent == 0:
             break
@@ -615,9 +609,9 @@ def _clone(header, arena, parent, token, edge, state):
 def _target_of(header, arena, state, token):
     """Find the target of the edge for `token` from `state`, and split the target if necessary.
 
-    The target is split if its longest string is over one token longer than the longest string of
-    `state`. Returns the target and DONE. Returns 0 and DONE if the token never followed `state`,
-    and 0 and the reason if there is no room for the split.
+    The target is split if its longest string exceeds the longest string of `state` by more than one
+    token. Returns the target and DONE. Returns 0 and DONE if the token never followed `state`, and
+    0 and the reason if there is no room for the split.
     """
     states = header[STATES]
     if state >= 0 and _at(states, state)[NEXT_TOKEN] == token:
@@ -646,7 +640,7 @@ def _times(states, state):
 
 @_inlined
 def _latest_of(header, state):
-    """Return the token that continued a prefix last, and its target; NONE and 0 if no token did."""
+    """Return the latest token that continued a prefix, and its target; NONE and 0 without one."""
     states = header[STATES]
     address = _address_of(states, state)
     entry = _int32_pointer(address)
@@ -655,7 +649,7 @@ def _latest_of(header, state):
     if token == NONE or token == entry[NEXT_TOKEN]:
         return token, _after(states, state) if token != NONE else np.int64(0)
     edge = _find_edge(header, address, state, token)
-    if edge <= 0:  # the text with the token was dropped while it waited for memory
+    if edge <= 0:  # a text that waited for memory was dropped before it added this edge
         return np.int64(NONE), np.int64(0)
     return token, np.int64(_int32_pointer(edge)[0])
 
@@ -676,10 +670,10 @@ def _note(entry, state, position, token, target, times):
 
 @_inlined
 def _note_known(states, state, position, token, new, link, links):
-    """Note that a state and its shorter suffixes were continued, for at most `links` states.
+    """Note that `token` continued a state and its shorter suffixes, for at most `links` states.
 
-    `token` has followed the strings of these states before. `link` is the new prefix's suffix link.
-    An edge's count is how often its target was continued before, plus 1.
+    `token` has followed the strings of these states before. `link` is the suffix link of the new
+    prefix. An edge's count is the number of its target's earlier continuations, plus 1.
     """
     target, link_of_target, times = new, link, np.int64(1)
     longest_of_link = _length_of(states, link)
@@ -688,7 +682,7 @@ def _note_known(states, state, position, token, new, link, links):
             break
         entry = _at(states, state)
         if state < 0:
-            while entry[CLONE_LENGTH] < longest_of_link:  # shorter strings have shorter targets
+            while entry[CLONE_LENGTH] < longest_of_link:  # a shorter string has a shorter target
                 target = link_of_target
                 times = _count(states, target) + 1
                 link_of_target = np.int64(_at(states, target)[LINK])
@@ -699,17 +693,15 @@ def _note_known(states, state, position, token, new, link, links):
 
 @_inlined
 def _lead_to(header, arena, last, new, token, max_link_updates):
-    """Give every suffix of a text its edge on `token`, and the new prefix its suffix link.
+    """Give every suffix of a text its edge for `token`, and the new prefix its suffix link.
 
-    The continuation of suffixes is noted along at most `max_link_updates` suffix links. Without
-    this bound, a text that repeats one token would take longer with each repetition. More distant
-    states keep an older position and a lower count.
-
-    Returns DONE, or a reason when the edge table is full. Once there is room, the whole call may be
-    repeated.
+    Continuations are noted along at most `max_link_updates` suffix links. Without this limit, a
+    text that repeats one token would take longer with each repetition. States beyond the limit keep
+    an older position and a lower count. Returns DONE, or a reason if the edge table is full. Once
+    there is room, the whole call may be repeated.
     """
     states = header[STATES]
-    # The state before `new`; it is `last` if `new` is the first of its block.
+    # `position` is the state before `new`, which is `last` if `new` is the first of its block.
     position = new - 1 if new & BLOCK_MASK != 0 else last
     state, link, left = last, np.int64(0), max_link_updates
     address = _address_of(states, last)
@@ -725,7 +717,7 @@ def _lead_to(header, arena, last, new, token, max_link_updates):
             reason = _put_edge(header, address, state, token, new, edge)
             if reason != DONE:
                 return reason
-            # Count here, because `_clone` below copies the count of the state that it splits.
+            # The note is made here, because `_clone` below copies the count of the state it splits.
             if state != 0 and left > 0:
                 _note(entry, state, position, token, new, np.int64(1))
         else:
@@ -749,7 +741,7 @@ def _begin_next(header, arena, text, token):
     states = header[STATES]
     last = text[LAST]
     address = _address_of(states, last)
-    if last >= 0 and _int32_pointer(address)[NEXT_TOKEN] == NONE:  # the end of its run of blocks
+    if last >= 0 and _int32_pointer(address)[NEXT_TOKEN] == NONE:  # `last` is the end of its run
         new = _after(states, last)
         if new == 0:
             new = _add_prefix_block(header, arena, _length_of(states, last) + 1, text[TEXT_WRITER])
@@ -771,7 +763,6 @@ def _begin_next(header, arena, text, token):
 
 @_inlined
 def _append(header, arena, text, token, max_link_updates):
-    """Read one token; return DONE, or the reason why it was not read."""
     if arena[0] < BLOCKS_PER_TOKEN:
         return NEED_BLOCKS
     if (
@@ -867,7 +858,7 @@ def _fetch_state(states, state):
 
 @_inlined
 def _edge_at_hand(states, address, state, token):
-    """Return the state after `token`, or 0 if finding it needs the edge table."""
+    """Return the state after `token`; return 0 if only the edge table could show it."""
     entry = _int32_pointer(address)
     if state >= 0:
         return _after(states, state) if entry[NEXT_TOKEN] == token else np.int64(0)
@@ -877,7 +868,6 @@ def _edge_at_hand(states, address, state, token):
 
 @_inlined
 def _fetch_slot(header, state, token):
-    """Prefetch the slot where the edge table's search for a key begins."""
     directory, _, home = _table_of(header, state, token)
     block = _int64_pointer(directory)[home >> BLOCK_SHIFT]
     if block != 0:
@@ -888,9 +878,9 @@ def _fetch_slot(header, state, token):
 def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
     """Prefetch the memory for reading the first new tokens of rows, from row `first` on.
 
-    All rows follow one suffix link at a time and prefetch the memory of the next link, so that
-    their waits overlap. First they look for the states that their tokens lead to. Then they follow
-    the rest of the suffix links. Only the scratch space `lanes` is written to.
+    Each pass follows one suffix link of every row and prefetches the next link's memory, so that
+    the waits for memory overlap. The first passes look for the states that the rows' tokens lead
+    to. The last passes follow the other suffix links. Only the scratch space `lanes` is written to.
     """
     row_of, position_of = _pointer_of_row(lanes, 0), _pointer_of_row(lanes, 1)
     header_of, token_of = _pointer_of_row(lanes, 2), _pointer_of_row(lanes, 3)
@@ -925,7 +915,7 @@ def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
             left[lane] = lane
             token_of[lane] = token_ids[rows[row_of[lane]], position_of[lane]]
             ahead_of[lane], asked_of[lane] = 0, NO_STATE
-            if token_of[lane] < 0:  # reading will refuse it
+            if token_of[lane] < 0:  # `_catch_up` will refuse this token
                 state_of[lane] = NO_STATE
         looking = count
         for _ in range(LINKS_SCOUTED):
@@ -941,7 +931,7 @@ def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
                         ahead_of[lane] = np.int64(_int32_pointer(edge)[TARGET])
                         _fetch_state(states, ahead_of[lane])
                         continue
-                if state == NO_STATE:  # the token has never been seen
+                if state == NO_STATE:  # the token is new to the automaton
                     continue
                 address = _address_of(states, state)
                 entry = _int32_pointer(address)
@@ -953,7 +943,7 @@ def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
                     ahead_of[lane] = ahead
                     _fetch_state(states, ahead)
                     continue
-                # From here on the text adds a state, and its suffixes need their edges.
+                # The text will add a state, so its suffixes will need edges to this state.
                 adds_of[lane] = 1
                 if entry[FIRST_EDGE] != NONE:
                     _fetch_slot(header, state, token)
@@ -968,7 +958,7 @@ def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
             i, state = row_of[lane], state_of[lane]
             chain_header[chains], chain_state[chains] = header_of[lane], state
             chains += np.int64((adds_of[lane] == 1) & (state != 0) & (state != NO_STATE))
-            if position_of[lane] + 1 == lengths[i]:  # drafting begins here
+            if position_of[lane] + 1 == lengths[i]:  # drafting begins at the state after this token
                 chain_header[chains], chain_state[chains] = header_of[lane], ahead_of[lane]
                 chains += np.int64(ahead_of[lane] != 0)
             row_of[still], position_of[still] = i, position_of[lane] + 1
@@ -998,11 +988,7 @@ def extend_rows(
     automata, texts, arena, slots, rows, token_ids, lengths, max_link_updates, first, progress,
     lanes,
 ):  # fmt: skip
-    """Read the new tokens of rows from `first` on; return the row where reading stopped.
-
-    It returns `slots.size` when all rows are done. `lanes` is scratch space,
-    int64[SCOUT_COLUMNS, SCOUT_LANES].
-    """
+    """Read the rows from `first` on; return the row where reading stopped, else `slots.size`."""
     free = _pointer_of(arena)
     for i in range(first, slots.size):
         if (i - first) % ROWS_SCOUTED == 0:
@@ -1054,7 +1040,7 @@ def begin_table(header, arena, directory, slots):
 
 @kernel(INT64, types.int64, types.int64)
 def begin_moving(header, directory, slots):
-    """Begin to move edges to a larger table, some slots per token read."""
+    """Begin to move edges to a larger table; each token that is read moves some slots."""
     header[OLD_EDGES] = header[EDGES]
     header[OLD_EDGE_SLOTS] = header[EDGE_SLOTS]
     header[FRONTIER] = 0
@@ -1066,14 +1052,14 @@ def begin_moving(header, directory, slots):
 
 @kernel(INT64, INT64)
 def finish_moving(header, arena):
-    """Move all remaining edges at once, for a token whose edges do not fit while edges move."""
+    """Move all remaining edges at once; called if a token's edges do not fit while edges move."""
     _move_edges(_pointer_of(header), _pointer_of(arena), header[OLD_EDGE_SLOTS])
 
 
-# `extend_rows` takes most of the time to compile.
+# Most of the compilation time is spent on `extend_rows`.
 KERNELS = extend_rows, place_rows, free_blocks, begin_table, begin_moving, finish_moving
 
 
 def warm_up() -> compilation.WarmUp:
-    """Compile or load the kernels; a machine's first call takes seconds, a later one about 1 s."""
+    """Compile or load the kernels; a machine's first call takes seconds, later calls about 1 s."""
     return compilation.warm_up(*KERNELS)

@@ -1,7 +1,6 @@
 """A pool of automata and of the texts that they read, which owns the memory of both.
 
-Blocks of states and edges come from one arena per pool, so texts grow without copies
-(`kernels.py`).
+A pool takes blocks of states and edges from one arena, so texts grow without copies (`kernels.py`).
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from sam_rollout.automaton import kernels
 from sam_rollout.automaton.arena import Arena, Rows
 from sam_rollout.automaton.interface import AutomatonFullError, Int32Array, Int64Array, places_of
 
-# Slots of the first edge table, per token about to be read. Few suffice, because clones hold most
-# edges of reasoning text. At most four fifths of the slots are used.
+# Number of slots in an automaton's first edge table for each token to be read. Few slots suffice,
+# because clones hold most edges of reasoning text.
 _EDGE_SLOTS_PER_TOKEN = 0.4
 
-# Number of suffix links along which a new token is noted as continuation, at least 1. Each costs a
-# memory access per token. Besides, more links lower acceptance: on real texts, a step yields 0.2 to
-# 0.4 % fewer tokens with 8 links than with 2.
+# Number of suffix links along which a new token is noted as continuation, at least 1. Each link
+# costs a memory access per token, and many links lower acceptance: on real texts, a step yields 0.2
+# to 0.4 % fewer tokens with 8 links than with 2.
 MAX_LINK_UPDATES = 2
 
-# How many blocks of prefixes, and of clones, fit into an automaton's first directory.
+# An automaton's first directory has room for this many blocks of prefixes, and as many of clones.
 _FIRST_DIRECTORY_BLOCKS = 4
 
 _GROWING_HELPS = (kernels.NEED_BLOCKS, kernels.NEED_DIRECTORY, kernels.NEED_EDGES)
@@ -32,7 +31,7 @@ _GROWING_HELPS = (kernels.NEED_BLOCKS, kernels.NEED_DIRECTORY, kernels.NEED_EDGE
 
 @dataclasses.dataclass
 class _Directories:
-    """An automaton's directories of blocks; its header holds their addresses."""
+    """An automaton's directories of blocks; the automaton's header holds their addresses."""
 
     states: Int64Array  # [clone blocks + prefix blocks, DIRECTORY_WIDTH]
     edges: Int64Array  # [blocks]
@@ -49,7 +48,7 @@ _NOTHING = np.zeros(0, np.int64)
 class AutomatonPool:
     """Suffix automata of growing texts (SAM-Decoding, arXiv 2411.10666).
 
-    A text is read through an open slot. By default it has an automaton to itself. In a common
+    A text is read through an open slot. By default each text has its own automaton. In a common
     automaton, each text also finds the continuations of the other texts. A pool is not thread-safe,
     though its kernels release the GIL.
     """
@@ -67,7 +66,6 @@ class AutomatonPool:
         self._lanes = np.zeros((kernels.SCOUT_COLUMNS, kernels.SCOUT_LANES), np.int64)
 
     def __len__(self) -> int:
-        """Return the number of open slots."""
         return len(self._texts)
 
     @property
@@ -82,11 +80,11 @@ class AutomatonPool:
 
     @property
     def rebuilds(self) -> int:
-        """How often a text was read again because its row did not continue it."""
+        """How often a text was read again because its row did not continue the text read so far."""
         return int(self._progress[kernels.REBUILDS])
 
     def create(self) -> int:
-        """Make a common automaton of several texts; it lasts until `destroy`."""
+        """Make a common automaton for several texts; the automaton lasts until `destroy`."""
         automaton = self._open_automaton()
         self._automata.table[automaton, kernels.SHARED] = 1
         return automaton
@@ -118,10 +116,10 @@ class AutomatonPool:
         return adopted
 
     def open(self, automaton: int | None = None, group: int = 0) -> int:
-        """Start an empty text and return its slot; it takes no memory before its first token.
+        """Start an empty text and return its slot; the text takes no memory before its first token.
 
-        Without a common `automaton`, which `create` made, the text gets an automaton of its own.
-        `group` is a number below 2**31 that siblings have in common.
+        The text gets its own automaton, unless `automaton` names one that `create` made. `group` is
+        a number below 2**31 that siblings have in common.
         """
         if automaton is None:
             automaton = self._open_automaton()
@@ -156,13 +154,13 @@ class AutomatonPool:
         return blocks * kernels.BLOCK_ENTRIES
 
     def nbytes_of_texts(self, automaton: int, tokens: Int64Array) -> Int64Array:
-        """Estimate bytes of texts in an automaton; `tokens`, int64[texts], has their lengths."""
+        """Estimate the bytes, int64[texts], that texts of `tokens` tokens, int64[texts], take."""
         places = max(self.places_of_automaton(automaton), 1)
         beside = max(self.nbytes_of_automaton(automaton) - places * kernels.ENTRY_BYTES, 0)
         return places_of(tokens) * kernels.ENTRY_BYTES + tokens * beside // places
 
     def nbytes_of(self, slot: int) -> int:
-        """Return the bytes that a slot's automaton holds."""
+        """Return the bytes that the automaton of a slot holds."""
         return self.nbytes_of_automaton(self._automaton_of(slot))
 
     def nbytes_of_automaton(self, automaton: int) -> int:
@@ -185,14 +183,15 @@ class AutomatonPool:
         is read again from its start.
 
         Args:
-            slots: int32[B], open slots; a negative one is skipped.
+            slots: int32[B], open slots; negative numbers are skipped.
             rows: int32[B], the row of `token_ids` that belongs to each slot.
             token_ids: int32[R, L], token ids >= 0; read in place, never copied as a whole.
-            lengths: int32[B], known tokens of each row. Nothing checks that all have B entries.
+            lengths: int32[B], number of known tokens of each row. Nothing checks that `slots`,
+                `rows` and `lengths` have the same size.
 
         Raises:
             IndexError: a slot is not open, or a row or length lies outside `token_ids`.
-            ValueError: a token id is negative. Rows before the wrong row have been read.
+            ValueError: a token id is negative. The rows before the wrong row have been read.
             AutomatonFullError: an automaton would hold over 2**24 tokens.
         """
         row = 0
@@ -209,14 +208,10 @@ class AutomatonPool:
             self._grow(int(slots[row]), reason, int(lengths[row]))
 
     def place_rows(self, slots: Int32Array, out_places: Int64Array) -> None:
-        """Write each text's place in its automaton to `out_places`, int64[B, PLACE_WIDTH].
-
-        A place is NOWHERE for a negative slot. It is valid until the pool is changed.
-        """
+        """Write each text's place to `out_places`; the places are valid until the pool changes."""
         kernels.place_rows(self._automata.table, self._texts.table, slots, out_places)
 
     def _refuse(self, reason: int, slot: int, row: int, length: int) -> NoReturn:
-        """Raise an exception for the error that a kernel found in a slot's row."""
         place = f"row {row} of {length} tokens, slot {slot}"
         if reason in (kernels.BAD_SLOT, kernels.BAD_ROW):
             raise IndexError(f"{place}: the slot is not open, or the row is not in token_ids")
@@ -251,7 +246,6 @@ class AutomatonPool:
             kernels.begin_moving(header, directory, blocks << kernels.BLOCK_SHIFT)
 
     def _new_edge_directory(self, automaton: int, blocks: int) -> int:
-        """Replace the edge table's directory by a larger one; return its address."""
         directories = self._directories[automaton]
         self._directory_bytes -= directories.nbytes
         directories.old_edges = directories.edges

@@ -1,7 +1,7 @@
 """Records generated texts, and keeps them until their requests end.
 
-When an engine reports a request's end, the request's row may already belong to another request. So
-the text is copied in every step.
+When an engine reports a request's end, the request's row may already belong to another request.
+Therefore the text is copied in every step.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ from sam_rollout.automaton.compilation import (
 )
 from sam_rollout.automaton.interface import BoolArray, Int32Array
 
-# Tokens at the prompt's end that are kept as context of the first generated tokens.
+# Number of tokens at the prompt's end that are kept, as context of the first generated tokens.
 CONTEXT = 8
 
 _NOTHING = np.zeros(0, np.int32)
@@ -28,9 +28,9 @@ class TextRecorder:
 
     def __init__(self, slots: int, max_length: int) -> None:
         warm_up(record_rows)
-        # Room for the longest texts: untouched pages of zeroed memory cost nothing.
+        # Each slot has room for the longest text: untouched pages of zeroed memory cost nothing.
         self._texts = np.zeros((slots, max_length), np.int32)
-        # [slots, 3]: position of the first token kept, tokens read, most tokens held so far.
+        # For each slot: position of the first token kept, tokens read, most tokens held so far.
         self._spans = np.zeros((slots, 3), np.int32)
         self._written = 0  # the sum of the last column of `_spans`
         self._free = list(range(slots - 1, -1, -1))
@@ -43,8 +43,9 @@ class TextRecorder:
     def open(self, prompt_tokens: int = 0) -> int:
         """Return a slot for another request, or -1 if none is left.
 
-        `prompt_tokens` is the prompt's length if the row may hold tokens of an interrupted response
-        when `record` first reads it. It is 0 if the row then ends with one sampled token.
+        A recorded text begins CONTEXT tokens before its first generated token. `prompt_tokens`, the
+        prompt's length, says where this token is. If `prompt_tokens` is 0, the row has to end with
+        its only generated token when `record` first reads it.
         """
         if not self._free:
             return -1
@@ -54,7 +55,7 @@ class TextRecorder:
         return slot
 
     def peek(self, slot: int, start: int) -> Int32Array:
-        """Return a copy of the recorded tokens from `start` on; recording goes on."""
+        """Return a copy of the recorded tokens from index `start` on; recording goes on."""
         first, end, _ = self._spans[slot]
         return self._texts[slot, first + start : end].copy() if end >= 0 else _NOTHING
 

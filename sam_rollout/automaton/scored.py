@@ -21,7 +21,7 @@ def note_draws(tokens, positions, parents, drawn, widths, rows, table):
     """Note the tokens drawn at positions after each draft's accepted tokens (see `interface.py`).
 
     Args:
-        rows: int64[M], each text's row of the table; -1 for a request that has none.
+        rows: int64[M], each text's row of the table; -1 for texts without a row.
         table: int32[rows, n, DRAWN_WIDTH]; entry p % n holds position p.
     """
     first, length = 0, table.shape[1]
@@ -31,8 +31,8 @@ def note_draws(tokens, positions, parents, drawn, widths, rows, table):
         for i in range(first + 1, stop):
             if parents[i] == right - first and tokens[i] == drawn[right]:
                 right = i
-        # A tree may have several tokens for a position. The loop goes backwards, so the first one,
-        # which is the likeliest, is noted last and stays.
+        # A tree may have several tokens for a position. The loop goes backwards, so the position's
+        # first token, which is the likeliest, is noted last and stays.
         for i in range(stop - 1, first, -1):
             distance = positions[i] - positions[right]
             if rows[m] < 0 or drawn[i] < 0 or distance < 1:
