@@ -28,11 +28,10 @@ POLICIES = {"chain": DraftPolicy, "tree": TreePolicy}  # draft policies by the s
 class SamDrafter:
     """Makes drafts for a batch of requests from suffix automata (SAM-Decoding, arXiv 2411.10666).
 
-    In every engine step its caller calls `bind` (if the batch has changed), `observe`, `draft` and
-    `settle`, in this order.
-
-    `shapes` are the draft shapes that the caller may ask for (`chain`, `tree`). If it is empty, the
-    only shape is `sam.draft_shape`, or a chain if this setting is `auto`.
+    In every engine step the caller calls `bind` (if the batch has changed), `observe`, `draft` and
+    `settle`, in this order. `shapes` names the draft shapes that the caller may ask for (`chain`,
+    `tree`). If `shapes` is empty, the only shape is `sam.draft_shape`, or a chain if this setting
+    is `auto`.
 
     Raises:
         ValueError: the config does not enable speculation, or texts may outgrow an automaton.
@@ -70,7 +69,7 @@ class SamDrafter:
         return any(source.needs_identity for source in self.sources)
 
     def hear(self, scored: Scored) -> None:
-        """Pass to all sources the positions that the model scored, see `Source.hear`."""
+        """Pass the positions that the model scored to all sources; see `Source.hear`."""
         for source in self.sources:
             source.hear(scored)
 
@@ -80,11 +79,11 @@ class SamDrafter:
             source.receive(tokens, chances)
 
     def admit(self, request_id: str, identity: RequestIdentity) -> None:
-        """Register a request's identity before its first step; sources find siblings by it."""
+        """Register a request's identity before its first step, so that sources find siblings."""
         self._identities[request_id] = identity
 
     def bind(self, request_ids: Sequence[str]) -> None:
-        """Rearrange all rows, drafts in flight included, if the batch has changed."""
+        """Reorder all rows, drafts in flight included, if the batch has changed."""
         if request_ids == self._bound:
             return
         ids = list(request_ids)
@@ -103,10 +102,9 @@ class SamDrafter:
     def observe(
         self, token_ids: Int32Array, num_tokens: Int32Array, sampled: Int32Array
     ) -> Verified:
-        """Work out which tokens of the last drafts were accepted, and learn from them.
+        """Find out which tokens of the last drafts were accepted, and learn from the result.
 
-        `sampled` is the number of tokens that each row gained, bonus token included. The other
-        arguments are those of `draft`.
+        `sampled`, int32[B], is the number of tokens that each row gained, bonus token included.
         """
         if not num_tokens.shape == sampled.shape == (len(self._bound),):
             raise ValueError(
@@ -133,10 +131,10 @@ class SamDrafter:
         least_chance: float = 0.0,
         shape: int = 0,
     ) -> DraftBatch:
-        """Read each eligible row's new tokens and, if the gate is open, draft. Return `batch`.
+        """Read each eligible row's new tokens; if the gate is open, also draft. Return `batch`.
 
         Args:
-            token_ids: int32[R >= B, L], row i begins with the text of request i; read in place.
+            token_ids: int32[R >= B, L]. Row i begins with the text of request i; it is not copied.
             num_tokens: int32[B], number of known tokens of each row.
             eligible: bool[B], False for rows to leave alone (prompts that are still computed).
             max_tokens: maximum number of tokens to draft for a request, one number or int[B].
@@ -154,7 +152,7 @@ class SamDrafter:
             np.subtract(self._limits.max_model_len, num_tokens, out=budget)
             np.minimum(budget, max_tokens, out=budget)
             np.minimum(budget, self._limits.k, out=budget)
-            self.batch.pending = True  # set first, so that failed drafts are cleared, too
+            self.batch.pending = True  # set before drafting, so that failed drafts are cleared, too
             self.batch.make_chains()
             self._policy = self._policies[shape]
             self._drafted_tokens += self._policy.draft(
@@ -169,7 +167,7 @@ class SamDrafter:
         return self.batch
 
     def settle(self) -> None:
-        """Bring memory down to its limits; called after `draft`, when there is time."""
+        """Bring memory below its limits; called after `draft`, when there is time."""
         self.responses.settle()
         for source in self.sources:
             source.settle()
@@ -182,7 +180,7 @@ class SamDrafter:
             source.finish(ended)
         for request_id in ended:
             self._identities.pop(request_id, None)
-        # The next batch may contain an id again, as a new request.
+        # The next batch may have a new request with the id of an ended one.
         self._bound = [None if request_id in ended else request_id for request_id in self._bound]
 
     def end_step(self) -> None:
@@ -192,16 +190,16 @@ class SamDrafter:
             source.end_step()
 
     def exchange(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:
-        """Exchange the texts of all sources, see `Source.exchange`."""
+        """Exchange the texts of all sources; see `Source.exchange`."""
         return [piece for source in self.sources for piece in source.exchange(origin, pieces)]
 
     def wait(self) -> None:
-        """Wait until the sources' background work is done, so that every replay drafts the same."""
+        """Wait until the sources' background work is done, so that replays draft the same."""
         for source in self.sources:
             source.wait()
 
     def usage(self) -> Usage:
-        """Return sums over all sources and texts; of `live_requests`, return the maximum."""
+        """Return sums over sources and responses; for `live_requests`, return the maximum."""
         usages = [source.usage() for source in self.sources]
         total = Usage(*map(sum, zip(*usages, strict=True)))
         return total._replace(

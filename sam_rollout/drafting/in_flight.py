@@ -1,10 +1,9 @@
-"""Keeps the drafts in flight, which the engine received, and finds the accepted tokens.
+"""Keeps the drafts in flight, which the engine received, and finds their accepted tokens.
 
 The number of accepted draft tokens follows from the text alone: it is the length of the draft's
-longest prefix with which the text continues.
-
-Tokens that are held back are chosen like draft tokens, but the engine does not receive them. The
-token that the model samples after the draft shows whether the first held-back token is right.
+longest prefix with which the text continues. Tokens that are held back are chosen like draft
+tokens, but the engine does not receive them. The token that the model samples after the draft shows
+whether the first held-back token is right.
 """
 
 import numpy as np
@@ -24,22 +23,21 @@ class DraftBatch:
     """The drafts of one engine step; the next step reuses their memory.
 
     Row i holds `counts[i]` draft tokens, then `held_back[i]` tokens that were held back. If the
-    step needs padding, the first `filling[i]` entries after the draft are verified, too.
-
-    `source[i]` is the number of the source whose votes for the first token weighed most, NO_SOURCE
-    without votes. `length[i]` is the text's length when the draft was made.
+    step needs padding, the first `filling[i]` entries after the draft are verified, too. The number
+    of the source whose votes for the first token weighed most is `source[i]`, NO_SOURCE without
+    votes. `length[i]` is the text's length when the draft was made.
     """
 
     def __init__(self, limits: Limits) -> None:
         warm_up(_verify)
         max_rows = limits.max_rows
         self.tokens = np.zeros((max_rows, limits.k), np.int32)
-        # For each token, its predecessor's index in the same row, or -1 if it follows the text's
-        # last token. Parents come before their children.
+        # A token's parent is the token that it follows. `parents` has the parent's index in the
+        # row, or -1 if the parent is the text's last token. Parents come before their children.
         self.parents = np.empty((max_rows, limits.k), np.int32)
-        self.has_trees = True  # whether rows may hold trees; if not, all are chains
+        self.has_trees = True  # whether rows may hold trees; if not, all drafts are chains
         self.make_chains()
-        # All five are rows of one array, because each argument of compiled code costs time.
+        # The five columns share one array, because each argument of compiled code costs time.
         self.columns = np.zeros((5, max_rows), np.int32)
         self.counts, self.held_back, self.filling, self.source, self.length = self.columns
         self.source.fill(NO_SOURCE)
@@ -54,7 +52,7 @@ class DraftBatch:
             self.has_trees = False
 
     def rearrange(self, rows: np.ndarray) -> None:
-        """Move the rows of a changed batch: `rows`, int[B], has their old numbers, -1 if new."""
+        """Reorder rows after the batch changed; `rows`, int[B], has old numbers, -1 if new."""
         if self.pending:
             known = rows >= 0
             self.tokens[: len(rows)] = self.tokens[rows]
@@ -68,11 +66,7 @@ class DraftBatch:
     def verify(
         self, token_ids: Int32Array, num_tokens: Int32Array, sampled: Int32Array
     ) -> Verified:
-        """Work out which tokens were accepted; call it once per engine step, after `rearrange`.
-
-        The arguments are those of `SamDrafter.observe`. `sampled` is 0 where the row was not
-        verified.
-        """
+        """Find the accepted tokens; called once per engine step with the arguments of `observe`."""
         found = self._verified
         if self.pending:
             _verify(token_ids, num_tokens, sampled, self.tokens, self.parents, self.columns, found)
@@ -82,7 +76,7 @@ class DraftBatch:
         return Verified(sampled, *found[:, : len(num_tokens)])
 
     def clear(self, rows: int) -> None:
-        """Clear the last drafts, for new drafts of `rows` requests."""
+        """Remove the last step's drafts, and prepare for drafts of `rows` requests."""
         self.rows = rows
         if self.pending:
             self.columns[:3].fill(0)
@@ -127,7 +121,8 @@ def _verify(token_ids, num_tokens, sampled, tokens, parents, columns, out):
         if i >= token_ids.shape[0] or end > token_ids.shape[1]:
             continue
         drafted = counts[i]
-        # The last of the gained tokens is never an accepted one, but it may show what is right.
+        # The last gained token is the bonus token. It is never an accepted one, but may show that a
+        # chosen token that was not verified is right.
         right = accepted = node = 0
         while right < gained:
             child = next_node(tokens[i], parents[i], known, node, token_ids[i, start + right])
@@ -137,12 +132,12 @@ def _verify(token_ids, num_tokens, sampled, tokens, parents, columns, out):
             node = child
             right += 1
         if right == gained and node <= drafted:
-            drafted = node - 1  # the engine did not verify this token, which was right
+            drafted = node - 1  # the bonus token equals this token, so the engine did not verify it
         out_drafted[i] = drafted
         out_accepted[i] = min(accepted, gained - 1)
         out_filling[i] = filling[i]
         # After a wrong token, all later ones count as wrong, so all known tokens are judged.
         out_judged[i] = right if right == gained else known
         out_right[i] = right
-        if known > 0:  # otherwise no token had a vote
+        if known > 0:  # otherwise no source voted
             out_source[i] = source[i]

@@ -1,9 +1,9 @@
 """Chooses the tokens of draft chains, and learns from their verification.
 
 Each source finds the longest suffix of the request's text and draft that occurs in the source's own
-texts (`automaton/continuations.py`). It votes for the most frequent and the latest token that
-followed this suffix there, and for two such tokens after the next shorter suffix. Similar votes
-form a class. If a share p of a class's votes was right, each vote of the class has the weight
+texts (`automaton/continuations.py`). The source votes for the most frequent and the latest token
+that followed this suffix, and for two such tokens after the next shorter suffix. Similar votes form
+a class. If a share p of a class's votes was right, each vote of the class has the weight
 -log(1 - p). The weights of votes for the same token are summed (a noisy-or). The token with the
 largest sum is drafted.
 
@@ -11,16 +11,16 @@ Votes of texts are often wrong together, because texts copy the same passages. S
 too, all texts together have one vote, for the token with their largest sum. The class of this vote
 depends on the sum, and on whether the model names the same token.
 
-A draft goes on while the next token's chance of acceptance reaches a bound. The gate sets this
-bound. With `sam.draft_policy: confidence`, `sam.min_confidence` is a second bound. The first token
-that misses a bound is held back. The token that the model samples in its place shows whether it
-would have been right.
+A draft goes on while the next token's chance of acceptance reaches a bound, which the gate sets.
+With `sam.draft_policy: confidence`, `sam.min_confidence` is a second bound. The first token that
+misses a bound is held back. The token that the model samples in its place shows whether the token
+held back was right.
 
-A token's chance is a product with one factor for each position of the draft up to the token. A
-factor is the share of right tokens in a class. The class depends on the sum of votes, the position,
-and how many tokens of the request's previous draft were accepted. If a class has few tokens, its
-share is mixed with the share of all tokens with this sum. A factor counts only drafts that were
-right up to its position (the product-limit estimate of Kaplan and Meier, 1958).
+A token's chance of acceptance is a product with one factor for each position of the draft up to the
+token. A factor is the share of right tokens in a class. The class depends on the sum of votes, the
+position, and how many tokens of the request's previous draft were accepted. If a class has few
+tokens, its share is mixed with the share of all tokens with this sum. A factor counts only drafts
+that were right up to its position (the product-limit estimate of Kaplan and Meier, 1958).
 """
 
 import logging
@@ -51,37 +51,34 @@ logger = logging.getLogger(__name__)
 
 _FLOATS, _TABLE = written(types.float64), written(types.float64, 2)
 
-# Classes of chances distinguish this many positions, and this many counts of accepted tokens in a
-# request's previous draft.
+# A chance's class depends on the token's position in the draft, at most _POSITIONS - 1, and on the
+# number of tokens accepted from the request's previous draft, at most _BEFORE - 1.
 _POSITIONS, _BEFORE = 4, 3
 _CHANCE_CLASSES = voting.SUMS * _POSITIONS * _BEFORE
 _VOTES = 2  # the first column of votes in `DraftPolicy._votes`
-_ROWS_AT_ONCE = 32  # rows looked up together, so that their waits for memory overlap
+_ROWS_AT_ONCE = 32  # number of rows looked up together, so that their waits for memory overlap
 
 
 class DraftPolicy:
-    """Drafts by vote, and learns from drafts that were verified.
-
-    `votes` may be shared with another draft policy of the engine.
-    """
+    """Drafts by vote, and learns from drafts that were verified."""
 
     def __init__(
         self, config: SamConfig, sources: int, limits: Limits, votes: voting.Votes
     ) -> None:
         warm_up(_draft, _learn, _sum_up)
         self._vocab_size, max_rows = limits.vocab_size, limits.max_rows
-        self.unknown_tokens = 0  # chosen tokens beyond the vocabulary; each ended its draft
+        self.unknown_tokens = 0  # number of chosen tokens beyond the vocabulary
         self._least = config.min_confidence if config.draft_policy == "confidence" else 0.0
         self._tells = config.gate.kind == "auto"
         self.votes = votes
-        # Numbers of drafted tokens and of right ones, for each class and then each wider class.
+        # Numbers of drafted and of right tokens, for each class and then for each wider class.
         self._chances_of = np.zeros((2, _CHANCE_CLASSES + voting.SUMS))
         # For each token of the drafts in flight: number of votes for its position, class of its
         # chance, the tokens of these votes, and their classes.
         most_votes = max(sources, 1) * continuations.LEVELS * continuations.VOTES_PER_LEVEL
         self._votes = np.zeros((max_rows, limits.k, _VOTES + 2 * most_votes), np.int32)
         self._chances = np.zeros((max_rows, limits.k), np.float32)  # the tokens' chances
-        self._offered = np.zeros(max_rows, np.int32)  # tokens found, -1 if drafts are not allowed
+        self._offered = np.zeros(max_rows, np.int32)  # tokens found; -1 for rows without a budget
         self._tokens = np.zeros((4, len(CHANCES)))  # see `Offered`
         # Scratch space.
         lanes = _ROWS_AT_ONCE * max(sources, 1)
@@ -91,9 +88,9 @@ class DraftPolicy:
         self._reached = np.zeros(_ROWS_AT_ONCE)  # chance of each row's draft so far
 
     def rearrange(self, rows: np.ndarray) -> None:
-        """Move the rows of a changed batch: `rows`, int[B], has their old numbers, -1 if new."""
-        # A new row gets some other row's votes, as its old number is -1. This is harmless: `learn`
-        # skips rows without a draft, and a draft replaces the votes.
+        """Reorder rows after the batch changed; `rows`, int[B], has old numbers, -1 if new."""
+        # A new row, with the old number -1, gets some other row's votes. They do no harm, because
+        # `learn` skips rows without a draft, and a draft replaces the votes.
         self._votes[: len(rows)] = self._votes[rows]
 
     def learn(self, verified: Verified, token_ids: Int32Array, batch: DraftBatch) -> None:
@@ -113,8 +110,7 @@ class DraftPolicy:
             places: int64[sources, max_rows, PLACE_WIDTH], the place of each row's text in each
                 source (`Source.locate`).
             budget: int32[B], maximum number of tokens to draft.
-            batch: filled with tokens, the numbers of drafted and held-back ones, and the source
-                whose votes for the first token weighed most (NO_SOURCE without votes).
+            batch: where to write the drafts and their columns, except `filling` and `length`.
             least_chance: drafts end before tokens with a lower chance of acceptance.
         """
         drafted, unknown = _draft(
@@ -127,7 +123,7 @@ class DraftPolicy:
         return drafted
 
     def warn_of(self, unknown: int) -> None:
-        """Count chosen tokens beyond the vocabulary; log the first."""
+        """Count `unknown` more tokens beyond the vocabulary; log a warning at the first of them."""
         if unknown:
             if not self.unknown_tokens:
                 logger.warning(
@@ -151,13 +147,13 @@ class DraftPolicy:
 
 @njit(nogil=True)
 def _wider(number):
-    """Return the wider class that contains class `number`: all tokens with the same sum."""
+    """Return the wider class of class `number`, which has all tokens with the same sum of votes."""
     return _CHANCE_CLASSES + number // (_POSITIONS * _BEFORE)
 
 
 @njit(nogil=True)
 def _share(table, number):
-    """Estimate the share of right tokens of a class; at first all are assumed to be right."""
+    """Estimate a class's share of right tokens; the estimate is 1 before any token is counted."""
     wider = _wider(number)
     share = (table[1, wider] + voting.ASSUMED) / (table[0, wider] + voting.ASSUMED)
     return (table[1, number] + voting.BORROWED * share) / (table[0, number] + voting.BORROWED)
@@ -179,7 +175,6 @@ def _unite(tokens, classes, origin, weights, texts, count):
 
 @_inlined
 def _keep_votes(votes, i, j, tokens, classes, count):
-    """Keep the votes for position `j` of row `i`'s draft, for `_learn`."""
     votes[i, j, 0] = count
     classes_from = _VOTES + (votes.shape[2] - _VOTES) // 2
     for n in range(count):
@@ -189,7 +184,7 @@ def _keep_votes(votes, i, j, tokens, classes, count):
 
 @_inlined
 def _class_of_chance(most, j, accepted):
-    """Return the class of token `j`'s chance; the last draft had `accepted` accepted tokens."""
+    """Return the class of token `j`'s chance; `accepted` is the last draft's accepted tokens."""
     number = np.int64(min(most / voting.SUM_WIDTH, voting.SUMS - 1))
     number = number * _POSITIONS + min(j, _POSITIONS - 1)
     return number * _BEFORE + min(accepted, _BEFORE - 1)
@@ -204,9 +199,7 @@ def _draft(
     places, budget, vocab_size, least_offered, least, out_tokens, columns, votes, chances, offered,
     accepted, weights, chances_of, lanes_of, tasks_of, lists, reached,
 ):  # fmt: skip
-    """See `DraftPolicy.draft`; return the numbers of drafted tokens and of unknown tokens.
-
-    An unknown token, one outside the engine's vocabulary, ends its draft.
+    """Do the work of `DraftPolicy.draft`; return the numbers of drafted and of unknown tokens.
 
     A lane is the position in a source's texts that a row's draft has reached. Row `first` + r has
     the lanes from r * sources on. The arguments are separate arrays, because numba reads these
@@ -215,7 +208,7 @@ def _draft(
     sources = places.shape[0]
     lanes, tasks = np.int64(lanes_of.ctypes.data), np.int64(tasks_of.ctypes.data)
     asked, waiting, going = lists[0], lists[1], lists[2]  # `going`: rows whose drafts go on
-    tokens, classes, origin = lists[3], lists[4], lists[5]  # of the votes for one row's next token
+    tokens, classes, origin = lists[3], lists[4], lists[5]  # the votes for one row's next token
     total = unknown = 0
     for first in range(0, budget.size, _ROWS_AT_ONCE):
         rows = j = 0
@@ -247,7 +240,7 @@ def _draft(
                 best, most = voting.heaviest_token(tokens, classes, weights, counted, count)
                 token = tokens[best]
                 if count == 0 or not 0 <= token < vocab_size:
-                    unknown += count > 0  # the engine's tables have no such token
+                    unknown += count > 0  # a token outside the vocabulary ends the draft
                     if j == 0:
                         accepted[i] = 0
                     continue
@@ -285,7 +278,7 @@ def _draft(
 def _learn(
     judged, right, source, token_ids, length, votes, accepted, shares, weights, chances_of
 ):  # fmt: skip
-    """Count votes by their class, tokens by the class of their chance, and how many were right."""
+    """Count votes by class, and tokens by their chance's class; also count how many were right."""
     classes_from = _VOTES + (votes.shape[2] - _VOTES) // 2
     for i in range(source.size):
         if source[i] == NO_SOURCE:

@@ -1,7 +1,4 @@
-"""Gathers votes for a text's next token, and learns how much they weigh.
-
-Chains (`policy.py`) and trees (`trees.py`) share the weights of votes.
-"""
+"""Gathers votes for a text's next token, and learns how much these votes weigh."""
 
 import numpy as np
 from numba import njit
@@ -33,27 +30,27 @@ from sam_rollout.automaton.interface import (
 from sam_rollout.automaton.kernels import _inlined
 from sam_rollout.drafting.in_flight import NO_SOURCE
 
-# The share of right votes that is assumed in a class without votes. For texts this share rises with
-# the suffix's length. For a model's drafts it is the probability that the model gave the token.
+# Assumed shares of right votes in classes without votes. For texts the share rises with the length
+# of the suffix. For a model's drafts it is the probability that the model gave the token.
 _FIRST_SHARES = np.linspace(0.35, 0.8, LENGTH_CLASSES)
 _SAID = np.convolve([0.0, *SHARES, 1.0], [0.5, 0.5], "valid")
 _FIRST_WEIGHT = 4.0  # the assumed share counts like this number of votes
 _LARGEST_SHARE = 0.995
-_CHANGED = -1.0  # marks a weight that is to be worked out again; weights are not negative
+_CHANGED = -1.0  # marks a weight that has to be computed again; other weights are not negative
 _SHARE_MEMORY = 1 << 12  # counts are halved at this number, to follow a model in training
 
-# A drafted token's chance is learned for SUMS classes of its votes' sum, each SUM_WIDTH wide.
+# Tokens are divided into SUMS classes by the sum of their votes. Each class is SUM_WIDTH wide.
 SUMS = 32
 SUM_WIDTH = 0.25
-# Number of classes of the texts' joint vote; they come after the classes of the sources.
+# Number of classes of the texts' joint vote; these classes come after those of the sources.
 TOGETHER = 2 * SUMS
 BORROWED = 8.0  # in an estimate, the wider class's share counts like this number of tokens
-ASSUMED = 4.0  # tokens that the wider class is assumed to have at first
+ASSUMED = 4.0  # number of right tokens that a wider class is assumed to have at first
 CHANCE_MEMORY = 1 << 14
 
 
 class Votes:
-    """The counts and weights of votes, which the draft policies of an engine share."""
+    """The counts and weights of votes, which an engine's policies for chains and trees share."""
 
     def __init__(self, sources: int, max_rows: int) -> None:
         each = np.repeat(_FIRST_SHARES, CLASSES // LENGTH_CLASSES)
@@ -61,19 +58,19 @@ class Votes:
         each = np.tile(each, sources)
         sums = SUM_WIDTH * (np.arange(TOGETHER) // 2 + 0.5)
         first = np.minimum(np.concatenate([each, -np.expm1(-sums)]), _LARGEST_SHARE)
-        # float64[2, classes], the number of votes of each class, and the number of right ones.
+        # float64[2, classes], the number of votes of each class, and the number of right votes.
         self.shares = np.array([np.ones_like(first), first]) * _FIRST_WEIGHT
         self.weights = -np.log1p(-first)  # float64[classes], the weight of each class's votes
         self.accepted = np.zeros(max_rows, np.int32)  # tokens accepted of each row's last draft
 
     def rearrange(self, rows: np.ndarray) -> None:
-        """Move the rows of a changed batch: `rows`, int[B], has their old numbers, -1 if new."""
+        """Reorder rows after the batch changed; `rows`, int[B], has old numbers, -1 if new."""
         self.accepted[: len(rows)] = np.where(rows >= 0, self.accepted[rows], 0)
 
 
 @njit(nogil=True)
 def count_in(table, number, is_right, memory):
-    """Count a token or vote in its class, and whether it is right; halve the counts at `memory`."""
+    """Count a token or vote in its class, and whether it is right; halve counts at `memory`."""
     table[0, number] += 1
     table[1, number] += is_right
     if table[0, number] >= memory:
@@ -83,14 +80,14 @@ def count_in(table, number, is_right, memory):
 
 @njit(nogil=True)
 def count_vote(shares, weights, number, is_right):
-    """Count a vote of a class; `weigh` works out the class's weight later."""
+    """Count a vote of a class; `weigh` will compute the class's weight."""
     count_in(shares, number, is_right, _SHARE_MEMORY)
     weights[number] = _CHANGED
 
 
 @njit(nogil=True)
 def weigh(shares, weights):
-    """Work out the weights of classes with new votes, once for all votes of a step."""
+    """Compute the weights of classes with new votes; called once per step."""
     for number in range(weights.size):
         if weights[number] == _CHANGED:
             share = min(shares[1, number] / shares[0, number], _LARGEST_SHARE)
@@ -115,8 +112,8 @@ def heaviest_token(tokens, classes, weights, first, stop):
 def tell_agreement(tokens, classes, weights, texts, other):
     """Raise the class of vote number `other` if texts vote for the same token.
 
-    Texts cast the first `texts` votes. The class rises by 1 if any of them is for the token, and by
-    2 if their sum is largest for it.
+    The first `texts` votes come from texts. The class rises by 1 if any of these votes is for the
+    token, and by 2 if the token has the largest sum of these votes.
     """
     best, _ = heaviest_token(tokens, classes, weights, 0, texts)
     is_named = False
@@ -131,16 +128,16 @@ def put_lanes(i, slot, places, lanes):
     for s in range(places.shape[0]):
         if places[s, i, PLACE_KIND] != NOWHERE:
             lane = lane_at(lanes, slot + s)
-            for column in range(LANE_FIRST):  # a lane begins with a place's columns after the kind
+            for column in range(LANE_FIRST):  # a lane begins with the place, without its kind
                 lane[column] = places[s, i, PLACE_HEADER + column]
             lane[LANE_FIRST] = s * CLASSES
 
 
 @_inlined
 def collect(i, first, places, lanes, tasks, tokens, classes, origin, weights):
-    """Gather the votes for a row's next token; return the numbers of texts' votes and of all votes.
+    """Gather the votes for a row's next token, from texts first, then from drafts made elsewhere.
 
-    Votes of texts come first, then votes of drafts made elsewhere.
+    Returns the number of votes from texts, and the number of all votes.
     """
     sources, count = places.shape[0], 0
     for s in range(sources):
