@@ -14,19 +14,19 @@ def _find() -> tuple[SourceEntry, ...]:
     modules = [
         importlib.import_module(f"{__name__}.{module.name}")
         for module in pkgutil.iter_modules(__path__)
-        if not module.ispkg  # sources/support holds building blocks, no sources
+        if not module.ispkg  # the folder sources/support contains no sources
     ]
     entries = [module.SOURCE for module in modules if hasattr(module, "SOURCE")]
     return tuple(sorted(entries, key=lambda entry: entry.order))
 
 
-# Sources are in the order of their columns in records. Of equal votes, the first source's wins.
+# Records list sources in this order. If votes weigh the same, the first source's vote wins.
 SOURCES: tuple[SourceEntry, ...] = _find()
 NAMES: tuple[str, ...] = tuple(entry.name for entry in SOURCES)
 
 
 def check_sources(sections: Any, vocab_size: int = UNKNOWN_VOCABULARY) -> None:
-    """Check what the sections' fields do not show, such as a missing file; raise ConfigError."""
+    """Raise ConfigError for faults that fields do not show, such as a missing file."""
     for entry in SOURCES:
         section = getattr(sections, entry.name)
         if section.enabled and entry.check is not None:
@@ -34,7 +34,7 @@ def check_sources(sections: Any, vocab_size: int = UNKNOWN_VOCABULARY) -> None:
 
 
 def make_sources(sections: Any, limits: Limits, responses: Responses) -> list[Source]:
-    """Make the enabled sources, in order; `sections` is `SamConfig.sources`, checked.
+    """Make the enabled sources, in order; `sections` is a checked `SamConfig.sources`.
 
     Raises:
         ConfigError: a source cannot work with its settings, or no source has anything to read.

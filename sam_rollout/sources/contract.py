@@ -1,7 +1,7 @@
 """Defines the interface of a draft source, and the entry by which a source is registered.
 
-A module with an entry is imported wherever a configuration is read. It should import slow modules
-(compiled kernels) only when the source is made.
+A module with an entry is imported wherever a configuration is read. Therefore it should import slow
+modules (compiled kernels) only when the source is made.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ Identities = Sequence[RequestIdentity | None]  # None for a request without iden
 
 
 class Piece(NamedTuple):
-    """Consecutive tokens of a response, in plain values, sent to other engines."""
+    """Consecutive tokens of a response, which engines send each other as plain values."""
 
-    split: str  # split, step and group are those of the response's identity
+    split: str  # split, step and group come from the response's identity
     step: int
     group: str
-    response: str  # a unique name
+    response: str  # a unique name of the response
     start: int  # number of the response's tokens before this piece
-    is_last: bool  # the response has ended
-    is_whole: bool  # the whole response, sent after its end so that another folder can keep it
+    is_last: bool  # whether the response has ended
+    is_whole: bool  # whether this is a whole response, sent at its end for another engine's folder
     tokens: bytes  # int32, little-endian
 
     @property
@@ -45,13 +45,14 @@ class Piece(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """The N scored positions of M texts; a text scored in two steps appears twice."""
+    """N positions of M texts that the model scored; a text scored in two steps appears twice."""
 
     request_ids: list[str]  # [M]
-    # int32[M], positions per text: its last token, its draft, and padding (the last token again).
+    # int32[M], number of a text's positions: its last token, its draft, and padding. A padding
+    # position repeats the last token.
     widths: Int32Array
     tokens: Int32Array  # int32[N], the token at each position
-    positions: Int32Array  # int32[N], index of the next token in its text
+    positions: Int32Array  # int32[N], index in the text of the position's next token
     # int32[N], index of each position's parent among its text's positions, -1 for the first.
     parents: Int32Array
     likeliest: Int32Array | None  # int32[N], the likeliest next token; None if not asked for
@@ -64,16 +65,16 @@ class Usage(NamedTuple):
     catch_up_tokens: int = 0  # tokens read into automata
     rebuilds: int = 0  # texts read again because their row no longer continued them
     evictions: int = 0  # automata given up because there were too many, or too many bytes
-    live_requests: int = 0  # at present
-    bytes: int = 0  # at present
+    live_requests: int = 0  # present number of live requests
+    bytes: int = 0  # present memory
 
 
 class Source:
     """Base class of the sources: texts, or tables of tokens, from which requests draft.
 
     In every engine step the drafter calls `bind` if the batch has changed. Then it calls `locate`
-    if the gate is open, or `catch_up` if it is closed. It calls `settle` last. A row stands for the
-    same request until the next `bind`. Whatever a row contains, no method may raise an exception.
+    if the gate is open, or `catch_up` if the gate is closed. It calls `settle` last. A row stands
+    for the same request until the next `bind`. No method may raise, whatever a row contains.
     """
 
     name: str  # the key under `sam.sources`
@@ -83,25 +84,24 @@ class Source:
         """Learn which request is in which row; called only when the batch has changed."""
 
     def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: BoolArray) -> None:
-        """Read each row's new tokens, without drafting; a source may do this in `locate` instead.
+        """Read each row's new tokens without drafting; a source may read them in `locate` instead.
 
         Args:
-            token_ids: int32[R >= B, L], row i begins with the text of request i.
-            num_tokens: int32[B], known tokens of each row; they may grow by any number.
-            eligible: bool[B]; rows where it is False are left alone.
+            token_ids: int32[R >= B, L]. Row i begins with the text of request i.
+            num_tokens: int32[B], number of known tokens of each row; it may grow by any number.
+            eligible: bool[B], False for rows to leave alone.
         """
 
     def locate(
         self, token_ids: Int32Array, num_tokens: Int32Array, eligible: BoolArray, places: Int64Array
     ) -> None:
-        """Read each row's new tokens, then write the position in the source's texts to draft from.
+        """Read each row's new tokens, then write the place in the source's texts for its drafts.
 
         Args:
             token_ids, num_tokens, eligible: see `catch_up`.
             places: where to write, int64[B, PLACE_WIDTH] (`automaton.interface`). A place stays
                 valid until the source is called again. Its column PLACE_KIND is NOWHERE if the
-                source finds nothing or the row is not eligible; then its other columns have no
-                meaning.
+                source finds nothing or the row is not eligible; then other columns mean nothing.
         """
         raise NotImplementedError
 
@@ -117,7 +117,7 @@ class Source:
         """
 
     def settle(self) -> None:
-        """Bring memory back below its limit, after the engine step's drafts were made."""
+        """Bring memory below its limit, after the engine step's drafts were made."""
 
     def finish(self, request_ids: Collection[str]) -> None:
         """Free the state of requests that ended; unknown ids are skipped."""
@@ -128,13 +128,13 @@ class Source:
     def exchange(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:
         """Take in other engines' pieces; return this engine's own pieces since the last call.
 
-        It is called a few times per second, between engine steps. `origin` is a unique name of this
-        engine. `pieces` are unchecked (see `read_piece`).
+        This method is called a few times per second, between engine steps. `origin` is a unique
+        name of this engine. `pieces` have not been checked (see `read_piece`).
         """
         return []
 
     def wait(self) -> None:
-        """Wait for background work, so that a replay finds what an engine would find."""
+        """Wait for background work; replays do so to draft the same tokens as an engine."""
 
     def usage(self) -> Usage:
         """Report the figures that every source has."""
@@ -155,14 +155,14 @@ class SourceEntry:
 
     name: str  # the key under `sam.sources`
     section: type[Section]  # the class of its settings, with a field `enabled`
-    # A function that makes the source in the engine's worker. It gets the checked section, the
-    # engine's limits and the record of responses. It returns None if there would be nothing to
-    # draft from.
+    # A function that makes the source in the engine's worker, from the checked section, the
+    # engine's limits and the record of responses. It returns None if the source would have nothing
+    # to draft from.
     make: Callable[[Any, Limits, Responses], Source | None]
     order: int  # number by which the sources are sorted
     # Declarations of the figures that `counters` and `levels` report, without the prefix
     # `sam/draft/`. `<name>_bytes`, `<name>_evictions` and `<name>_failures` need no declaration.
     metrics: tuple[Metric, ...] = ()
-    # A function that gets the section and the size of the vocabulary. Before a model is loaded, it
+    # A function of the section and the vocabulary's size, called before a model is loaded. It
     # raises ConfigError for faults that the section's fields do not show, such as a missing file.
     check: Callable[[Any, int], object] | None = None

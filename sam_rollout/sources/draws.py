@@ -1,9 +1,9 @@
 """The source `draws`: drafts tokens that were drawn at positions after a rejected draft token.
 
 A coupled sampler draws the token of every position with the position's own random number. A verify
-step also draws a token at each position after a draft's first wrong token. The final token of such
-a position is drawn with the same random number, and is often the same token. Jacobi and Lookahead
-decoding (Fu et al. 2024, arXiv 2402.02057) reuse tokens in this way under greedy decoding.
+step also draws tokens for the positions after a draft's first wrong token. Later, the final token
+of such a position is drawn with the same random number, and is often the same token. Jacobi and
+Lookahead decoding (Fu et al. 2024, arXiv 2402.02057) reuse tokens like this in greedy decoding.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,12 +39,12 @@ class PositionDraws(Source):
     name = "draws"
 
     def __init__(self, limits: Limits) -> None:
-        from sam_rollout.automaton.compilation import warm_up  # compiles
+        from sam_rollout.automaton.compilation import warm_up  # this import is slow
         from sam_rollout.automaton.scored import note_draws
 
         warm_up(note_draws)
         self._note = note_draws
-        # A draft has at most k tokens, so positions further ahead were never scored.
+        # A draft has at most k tokens, so no position farther ahead was scored.
         shape = limits.max_rows, limits.k + 1, interface.DRAWN_WIDTH
         self._table = np.full(shape, -1, np.int32)
         self._headers = self._table.ctypes.data + self._table[0].nbytes * np.arange(limits.max_rows)
@@ -91,14 +91,14 @@ class PositionDraws(Source):
         interface.write_places(places[:rows], kind, self._headers[:rows], state, length)
 
     def finish(self, request_ids: Iterable[str]) -> None:
-        """Forget requests that ended, since another request may come with the same id."""
+        """Forget requests that ended, because a new request may have the same id."""
         for request_id in request_ids:
             row = self._row_of.pop(request_id, -1)
             if row >= 0:
                 self._table[row] = -1
 
     def counters(self) -> Mapping[str, int]:
-        """Count the scored positions that were noted."""
+        """Return the number of scored positions that were noted."""
         return {"draws_positions": self._heard}
 
     def usage(self) -> Usage:

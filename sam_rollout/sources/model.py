@@ -23,7 +23,7 @@ from sam_rollout.core.settings import ConfigError, Section, setting
 from sam_rollout.sources.contract import Limits, Source, SourceEntry
 
 WITH_FILES = ("eagle3", "eagle", "medusa", "draft_model")  # methods that need `path`
-IN_TEXT = ("ngram", "suffix")  # methods that search in the text, without a model
+IN_TEXT = ("ngram", "suffix")  # methods that search the text instead of running a model
 IN_ONE_GO = ("medusa", "suffix")  # methods that make a whole draft in one pass
 BY_PASSES = ("eagle3", "eagle", "mtp", "draft_model")  # methods with a forward pass per draft token
 # Keys of vLLM's `speculative_config` that the other settings decide.
@@ -147,7 +147,7 @@ class ModelSourceConfig(Section):
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the drafter's files; None if it has no files, or they are on the hub."""
+        """The folder of the drafter's files; None if it has no files, or if a hub has them."""
         folder = Path(self.path).expanduser()
         return folder if self.path and folder.is_dir() else None
 
@@ -183,13 +183,13 @@ class ModelDrafts(Source):
         self._steps = self._made = 0
 
     def receive(self, tokens: Int32Array, chances: np.ndarray | None) -> None:
-        """Keep the drafts for this step's `locate`."""
+        """Keep drafts until the next `settle`."""
         rows, length = tokens.shape
         self._rows = rows
         drafts, lengths = self._drafts[:rows, :length], self._lengths[:rows]
         drafts[..., 0] = tokens
         if chances is None:
-            drafts[..., 1] = CERTAIN // 2  # one half, until the votes' weights are learned
+            drafts[..., 1] = CERTAIN // 2  # the same certainty for all, because none is known
         else:
             np.multiply(chances, CERTAIN, out=drafts[..., 1], casting="unsafe")
         np.add.reduce(np.logical_and.accumulate(tokens >= 0, axis=1), axis=1, out=lengths)
@@ -207,11 +207,11 @@ class ModelDrafts(Source):
         interface.write_places(places[:rows], kind, headers, 0, lengths)
 
     def settle(self) -> None:
-        """Drop the drafts, because they were made for this step alone."""
+        """Drop the drafts, which were made for this step alone."""
         self._rows = 0
 
     def counters(self) -> Mapping[str, int]:
-        """Count the steps with drafts of the model, and these drafts' tokens."""
+        """Return the number of steps with drafts, and the number of these drafts' tokens."""
         return {"model_steps": self._steps, "model_tokens": self._made}
 
 

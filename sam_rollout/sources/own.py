@@ -33,9 +33,9 @@ class OwnText(LiveTexts):
 
     A preempted request keeps its automaton. At most `2 * max_rows + 16` automata are kept. Beyond
     that number, the request that has been absent from the batch longest loses its automaton. After
-    every step, memory is brought below `config.max_bytes`: first absent requests lose their
-    automata, the longest absent first. Then requests in the batch lose automata, the smallest
-    automaton first, because long texts yield the longest drafts.
+    every step, automata are given up until memory is below `config.max_bytes`. Requests that are
+    absent from the batch lose their automata first, in the order in which they left. Requests in
+    the batch follow, with the smallest automata first, because long texts yield the longest drafts.
     """
 
     name = "own"
@@ -45,7 +45,7 @@ class OwnText(LiveTexts):
         self._max_live = 2 * limits.max_rows + 16
         self._max_bytes = config.max_bytes
         self._slot_of: dict[str, int] = {}  # the request that has been absent longest is first
-        # Present requests whose automaton was given up, and the bytes it had.
+        # Requests in the batch whose automata were given up -> sizes of these automata in bytes.
         self._suspended: dict[str, int] = {}
         self._bound: list[str] = []
 
@@ -59,7 +59,7 @@ class OwnText(LiveTexts):
                 continue
             slot = self._slot_of.pop(request_id, NO_SLOT)
             slot = self.pool.open() if slot == NO_SLOT else slot
-            self._slot_of[request_id] = slot  # moved to the end, where the present requests are
+            self._slot_of[request_id] = slot  # moved to the end, after all absent requests
             self._slots[row] = slot
         self._bound = ids
         while len(self._slot_of) > self._max_live:
@@ -91,7 +91,7 @@ class OwnText(LiveTexts):
         self._suspended = suspended
 
     def settle(self) -> None:
-        """Give automata up until the rest fits, in the order that the class describes."""
+        """Give up automata until the rest fits, in the order that the class describes."""
         if self.pool.nbytes <= self._max_bytes:
             return
         row_of = {request_id: row for row, request_id in enumerate(self._bound)}

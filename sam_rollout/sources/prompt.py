@@ -1,9 +1,9 @@
-"""The source `prompt`: the responses to one prompt draft from each other.
+"""The source `prompt`: the responses to the same prompt draft from each other.
 
 On each engine, all responses to a prompt share one automaton during a training step. The automaton
-also reads the responses that other engines sample (`support/shared_texts.py`). When the first
-request of a prompt comes, a thread reads the responses of earlier steps from disk into a second
-automaton, which then replaces the first.
+also reads the responses that other engines sample (`support/shared_texts.py`). At the first request
+with a prompt, a thread reads the responses of earlier steps from disk into a second automaton,
+which then replaces the first.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class PromptSourceConfig(Section):
 class PromptTexts(GroupedTexts[GroupKey]):
     """Keeps one automaton per prompt until the training step is over and all responses have ended.
 
-    A request without identity has no automaton here. If a group was given up, its later requests of
-    the same training step have none either.
+    A request without identity gets no automaton here. After a group was given up, its later
+    requests of the same training step get no automaton either.
     """
 
     name = "prompt"
@@ -85,8 +85,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         if config.earlier_steps:
             responses.want()
         self._reading: dict[GroupKey, Future[AutomatonPool | None]] = {}
-        # By prompt: texts that ended in this training step, to be read by the prompt's next
-        # automaton.
+        # Prompt -> texts that ended in this training step; the prompt's next automaton reads them.
         self._ended: dict[GroupKey, list[Int32Array]] = {}
         self._ended_bytes = 0
         self._counts = dict.fromkeys(("found", "missing", "evictions"), 0)
@@ -96,12 +95,11 @@ class PromptTexts(GroupedTexts[GroupKey]):
         return None if identity is None else identity.group_key
 
     def _read_others(self) -> None:
-        """Let automata read the texts of other engines."""
         self._shared.read()
 
     def settle(self) -> None:
-        """Switch to finished automata with earlier responses, then limit the memory."""
-        while self._reading:  # in the order of the requests
+        """Switch to finished automata with earlier responses, then bring memory below its limit."""
+        while self._reading:  # the prompts are in the order of their first requests
             key, reading = next(iter(self._reading.items()))
             if not reading.done():
                 break
@@ -117,7 +115,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         super().finish(request_ids)
 
     def end_step(self) -> None:
-        """Free the groups without an interrupted response, once they have no live request."""
+        """Free groups without interrupted responses, once they have no live request."""
         going_on = {*self._responses.interrupted.values()}
         self._given_up &= going_on
         for key in self._reading.keys() - going_on:
@@ -136,12 +134,12 @@ class PromptTexts(GroupedTexts[GroupKey]):
         self.settle()
 
     def counters(self) -> Mapping[str, int]:
-        """Report the counts of earlier responses and of other engines' texts."""
+        """Return the counts for earlier responses and for other engines' texts."""
         earlier = {f"earlier_{name}": count for name, count in self._counts.items()}
         return earlier | self._shared.counters()
 
     def levels(self) -> Mapping[str, int]:
-        """Count the automata."""
+        """Return the number of automata."""
         return {"prompt_groups": len(self._groups) + len(self._replaced)}
 
     @property
@@ -149,11 +147,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         return super()._nbytes + self._shared.nbytes + self._ended_bytes
 
     def _make_room(self) -> None:
-        """Drop texts until the rest fits into memory.
-
-        Other engines' waiting texts go first, then earlier responses, then groups without a live
-        request, then the other groups.
-        """
+        """Drop other engines' waiting texts, then earlier responses, idle groups, other groups."""
         self._shared.forget_all()
         for group in [one for one in self._groups.values() if one.seeded_tokens]:
             if self._nbytes <= self._max_bytes:
@@ -170,11 +164,11 @@ class PromptTexts(GroupedTexts[GroupKey]):
         self._succeed(group, self.pool.create())
         self._forget_ended(group.key)  # no later automaton has to read the ended texts
         self._counts["evictions"] += 1
-        if group.slots:  # else the group is freed already
+        if group.slots:  # without slots, the group is freed already
             self._give_up(group)
 
     def _keep_ended(self, key: GroupKey, text: Int32Array) -> None:
-        """Keep an ended text of this step if another automaton may have to read it."""
+        """Keep an ended text of this step if the prompt's next automaton may have to read it."""
         group = self._groups.get(key)
         if group is not None and (key in self._reading or group.seeded_tokens):
             self._ended.setdefault(key, []).append(text)
@@ -184,7 +178,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         self._ended_bytes -= sum(text.nbytes for text in self._ended.pop(key, ()))
 
     def _take_over(self, key: GroupKey, reading: Future[AutomatonPool | None]) -> None:
-        """Replace a prompt's automaton by the new automaton with the earlier responses."""
+        """Replace a prompt's automaton by one with the earlier responses, if memory allows it."""
         if (error := reading.exception()) is not None:
             self._forget_ended(key)
             return self._responses.fail(error)
@@ -202,7 +196,6 @@ class PromptTexts(GroupedTexts[GroupKey]):
         self._succeed(group, self.pool.adopt(pool), pool.appended_tokens)
 
     def _place_of(self, piece: Piece) -> Place | None:
-        """Return the group and automaton of a piece; None if the group was given up."""
         key = piece.group_key
         if key in self._given_up:
             return None

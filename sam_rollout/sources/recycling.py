@@ -1,8 +1,8 @@
-"""The source `recycling`: after a token, it drafts the token that the model last held likeliest.
+"""The source `recycling`: drafts the next token that the model last found likeliest.
 
-This is Token Recycling (Luo et al. 2024, arXiv 2408.08696) with chains instead of trees. A table
-keeps, for each token, the likeliest next token when the model last scored that token. The scored
-positions include those of rejected draft tokens.
+This is Token Recycling (Luo et al. 2024, arXiv 2408.08696) with chains instead of trees. For each
+token, a table keeps the likeliest next token when the model last scored the token. Rejected draft
+tokens are also scored.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class TokenRecycling(Source):
     name = "recycling"
 
     def __init__(self, limits: Limits) -> None:
-        from sam_rollout.automaton.compilation import warm_up  # compiles
+        from sam_rollout.automaton.compilation import warm_up  # this import is slow
         from sam_rollout.automaton.scored import note_likeliest
 
         warm_up(note_likeliest)

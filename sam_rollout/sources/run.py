@@ -1,8 +1,8 @@
 """The source `run`: drafts each response from all responses that the engine has sampled so far.
 
 All responses share one automaton. When it has grown too large, a thread makes a successor from the
-newest ended responses (`support/kept_texts.py`). Live requests move to the successor a few tokens
-per engine step (`support/text_moves.py`), and the old automaton is then freed.
+newest ended responses (`support/kept_texts.py`). Live requests move to the successor, a few tokens
+per engine step (`support/text_moves.py`). Then the old automaton is freed.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Shares of `max_bytes`: an automaton of size _DUE is replaced by a successor of size _SUCCESSOR.
+# Shares of `max_bytes`: an automaton of size _DUE is replaced by a successor of up to _SUCCESSOR.
 # Until live requests have moved, both automata have to fit into `max_bytes`, with room for growth.
 _DUE, _SUCCESSOR = 7 / 16, 6 / 16
-# A successor also reads texts that ended while it was made, up to this share of the kept tokens.
+# A successor also reads texts that ended while it was made, up to this share of the tokens kept.
 _LATE_SHARE = 1 / 4
 _MOST_PLACES = int(LARGEST_AUTOMATON // 2 * _SUCCESSOR)  # maximum number of places in a successor
 
@@ -88,7 +88,7 @@ class RunSourceConfig(Section):
 
 
 def check_corpus(config: RunSourceConfig, vocab_size: int) -> list[Int32Array]:
-    """Read the corpus, if there is one; `read_corpus` raises ConfigError if it cannot be used."""
+    """Read the corpus, if there is one; raise ConfigError if it cannot be used."""
     if not config.corpus:
         return []
     field = f"{config.PATH}.corpus"
@@ -101,16 +101,16 @@ class _Making:
 
     pool: AutomatonPool
     made: Future[AutomatonPool]
-    room: Room  # limits on all the ended texts that the successor reads
-    since: int  # number of texts that had been kept when this successor was begun
+    room: Room  # limits on all ended texts that the successor reads
+    since: int  # number of texts that had been kept when the successor was begun
 
 
 class RunTexts(GroupedTexts[str]):
     """Keeps one automaton per split.
 
     When a successor replaces an automaton, the old one is kept until its live requests have moved.
-    A request without identity uses the automaton of training. `config.max_bytes` limits automata
-    and kept texts together. Beyond this limit, replaced automata are given up first.
+    A request without identity uses the training split's automaton. `config.max_bytes` limits
+    automata and kept texts together. Beyond this limit, replaced automata are given up first.
     """
 
     name = "run"
@@ -118,27 +118,27 @@ class RunTexts(GroupedTexts[str]):
     def __init__(self, config: RunSourceConfig, limits: Limits, responses: Responses) -> None:
         super().__init__(limits, config.max_bytes, responses)
         responses.want()
-        # If an automaton was too large but not replaced, it is checked again once it has grown by
-        # this number of bytes. Each token takes at least 16 bytes.
+        # An automaton that was too large but could not be replaced is checked again once it has
+        # grown by this number of bytes. Each token takes at least 16 bytes.
         self._growth = min(config.max_bytes, LARGEST_AUTOMATON // 2 * 16) // 32
         self._most_tokens_of_successor = config.most_tokens_of_successor
         corpus = check_corpus(config, limits.vocab_size)
         self._kept = KeptTexts(config.max_bytes, corpus)
-        self._has_older = bool(corpus)  # whether older texts came in that no automaton holds yet
+        self._has_older = bool(corpus)  # whether older texts have come that no automaton holds
         self._has_asked = False  # whether the previous run's texts were asked for
         self._reading: Future[list[Int32Array]] | None = None  # the previous run's texts
         self._executor = ThreadPoolExecutor(1, "sam-run-texts")
-        self._making: _Making | None = None  # successor of the automaton of training
-        self.failures = 0  # successors that could not be made
-        self.restarts = 0  # automata that were replaced by a successor
-        self.seeded_tokens = 0  # tokens of ended texts that successors began with
+        self._making: _Making | None = None  # successor of the training split's automaton
+        self.failures = 0  # number of successors that could not be made
+        self.restarts = 0  # number of automata that were replaced by a successor
+        self.seeded_tokens = 0  # tokens of ended texts with which successors began
 
     def key_of(self, identity: RequestIdentity | None) -> str:
         """Return the request's split."""
         return TRAIN_SPLIT if identity is None else identity.split
 
     def bind(self, request_ids: Sequence[str], identities: Identities) -> None:
-        """Learn the rows; the first training request makes a thread read older texts from disk."""
+        """Learn the rows; at the first training request, a thread begins to read older texts."""
         super().bind(request_ids, identities)
         if not self._has_asked and self._responses.keeps:
             steps = [one.step for one in identities if one is not None and is_of_training(one)]
@@ -152,7 +152,7 @@ class RunTexts(GroupedTexts[str]):
         super().settle()
 
     def finish(self, request_ids: Collection[str]) -> None:
-        """Keep the texts of ended requests of training."""
+        """Keep the texts of ended training requests."""
         for response in self._responses.ended.values():
             if response.identity.split == TRAIN_SPLIT:
                 self._kept.keep(response.text)
@@ -171,7 +171,7 @@ class RunTexts(GroupedTexts[str]):
             self._turn_over()
 
     def counters(self) -> Mapping[str, int]:
-        """Count replaced automata, tokens that successors began with, and failed successors."""
+        """Return numbers of replaced automata, of tokens in new successors, and of failures."""
         return {
             "run_restarts": self.restarts,
             "run_seeded_tokens": self.seeded_tokens,
@@ -184,7 +184,7 @@ class RunTexts(GroupedTexts[str]):
         return super()._nbytes + self._kept.nbytes + making
 
     def _turn_over(self) -> None:
-        """Begin successors of automata that are due (`_is_due`); let finished ones take over."""
+        """Let finished successors take over; begin successors of automata that are due."""
         self._take_older()
         for group in list(self._groups.values()):
             if self._making is not None and group.key == TRAIN_SPLIT:
@@ -192,12 +192,12 @@ class RunTexts(GroupedTexts[str]):
                     making, self._making = self._making, None
                     self._take_over(group, making)
             elif any(one.key == group.key for one in self._replaced):
-                continue  # live requests have yet to leave the group's predecessor
+                continue  # live requests still have to leave the automaton that this one replaced
             elif self._is_due(group):
                 self._make_successor(group)
 
     def _make_successor(self, group: Group[str]) -> None:
-        """Begin to make a group's successor from the newest texts; for validation it is empty."""
+        """Begin to make a group's successor; for training it starts with the newest texts."""
         room = self._room_for_old_text(group)
         if min(room) <= 0:
             return
@@ -209,7 +209,7 @@ class RunTexts(GroupedTexts[str]):
         self._making = _Making(pool, made, room, self._kept.added)
 
     def _take_over(self, group: Group[str], making: _Making) -> None:
-        """Let a successor take over and read the texts that ended meanwhile, if they fit."""
+        """Let a successor take over, and read the newest texts that ended meanwhile."""
         if (error := making.made.exception()) is not None:
             if not self.failures:
                 logger.warning(
@@ -229,7 +229,6 @@ class RunTexts(GroupedTexts[str]):
             self._moving.read_to_end(text, automaton)
 
     def _take_older(self) -> None:
-        """Keep the texts of the previous run once they have been read from disk."""
         if self._reading is None or not self._reading.done():
             return
         reading, self._reading = self._reading, None
@@ -239,11 +238,7 @@ class RunTexts(GroupedTexts[str]):
             self._has_older = True
 
     def _is_due(self, group: Group[str]) -> bool:
-        """Whether the automaton should be replaced.
-
-        There are two reasons to replace it: older texts came in, or it is too large and a successor
-        would have room for ended texts.
-        """
+        """Whether older texts came in, or the automaton is too large and a successor has room."""
         if self._has_older and group.key == TRAIN_SPLIT:
             self._has_older = False
             return True
@@ -253,12 +248,12 @@ class RunTexts(GroupedTexts[str]):
         places = self.pool.places_of_automaton(group.automaton)
         if nbytes <= self._max_bytes * _DUE and places <= LARGEST_AUTOMATON // 2 * _DUE:
             return False
-        # Without this line, `_room_for_old_text` would run in every engine step.
+        # Without this limit, `_room_for_old_text` would run in every engine step.
         group.due_at = nbytes + self._growth
         return min(self._room_for_old_text(group)) > 0
 
     def _room_for_old_text(self, group: Group[str]) -> Room:
-        """Return the room that a successor has for ended texts, in addition to the live texts."""
+        """Return the room that a successor has for ended texts in addition to the live texts."""
         live = self._live_tokens(group)
         # An eighth of the memory is left for growth while the successor is made.
         free = self._max_bytes * 7 // 8 - self._nbytes

@@ -9,9 +9,9 @@ from sam_rollout.core.traces import TraceError, traces_at
 
 
 def read_corpus(field: str, path: str, most_tokens: int, vocab_size: int) -> list[Int32Array]:
-    """Read the traces at `path`, which the setting `field` names; return int32[n] for each text.
+    """Read the traces at `path`, the value of the setting `field`; return int32[n] per text.
 
-    `most_tokens` limits the sum of the texts' lengths, each rounded up to whole blocks.
+    `most_tokens` limits the sum of the texts' lengths, with each rounded up to whole blocks.
 
     Raises:
         ConfigError: the corpus cannot be read, is empty or too large, or has token ids beyond the

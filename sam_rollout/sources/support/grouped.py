@@ -24,7 +24,7 @@ class Group(Generic[Key]):
     key: Key  # what all requests of the group have in common
     automaton: int  # number in the pool
     slots: dict[str, int] = dataclasses.field(default_factory=dict)  # live request -> slot
-    is_over: bool = False  # whether the group is freed with its last live request
+    is_over: bool = False  # whether the group is freed when its last live request leaves
     seeded_tokens: int = 0  # tokens of ended texts that the automaton began with
     due_at: int = 0  # bytes below which the automaton need not be replaced
 
@@ -32,13 +32,11 @@ class Group(Generic[Key]):
 class GroupedTexts(LiveTexts, Generic[Key]):
     """Keeps one automaton for each group of requests; `key_of` names a request's group.
 
-    A new group may replace a group (`_succeed`). A request drafts from the old automaton until the
-    new automaton has read the request's text (`text_moves.py`).
-
-    A group is given up if its automaton has reached the largest possible size. Its requests then
-    draft nothing from this source until they end, because reading a long text again would delay a
-    step. Groups are also given up after a step that exceeds `max_bytes`: first the replaced groups,
-    then the groups that have been absent from the batch longest.
+    A new group may replace a group, and live requests then move to the new one (`text_moves.py`).
+    If an automaton has reached the largest possible size, its group is given up. The group's
+    requests then draft nothing from this source until they end, because reading a long text again
+    would delay a step. Groups are also given up after a step that exceeds `max_bytes`: first the
+    replaced groups, then the groups that have been absent from the batch longest.
     """
 
     needs_identity = True
@@ -47,16 +45,16 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         super().__init__(limits)
         self._max_bytes = max_bytes
         self._responses = responses
-        self._groups: OrderedDict[Key, Group[Key]] = OrderedDict()  # longest absent first
-        self._replaced: list[Group[Key]] = []  # their live requests have yet to move
-        self._group_of: dict[str, Group[Key]] = {}  # by live request
+        self._groups: OrderedDict[Key, Group[Key]] = OrderedDict()  # the longest absent is first
+        self._replaced: list[Group[Key]] = []  # groups whose live requests still have to move
+        self._group_of: dict[str, Group[Key]] = {}  # live request -> its group
         self._given_up: set[Key] = set()
         self._without: set[str] = set()  # live requests that have lost their group
         self._bound: list[str] = []
         self._moving = MovingTexts(self.pool)
 
     def key_of(self, identity: RequestIdentity | None) -> Key | None:
-        """Return the key of a request's group, None if it has no group."""
+        """Return the key of a request's group, None if the request has no group."""
         raise NotImplementedError
 
     def bind(self, request_ids: Sequence[str], identities: Identities) -> None:
@@ -77,7 +75,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
                 self._give_up(group)
 
     def _read_others(self) -> None:
-        """Let automata read texts from elsewhere; called after they have read the rows."""
+        """Let automata read texts of other engines; called after automata have read the rows."""
 
     def settle(self) -> None:
         """Give up groups until the rest fits into memory."""
@@ -92,7 +90,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
             self._give_up(group)
 
     def finish(self, request_ids: Collection[str]) -> None:
-        """Free the state of requests that ended; their texts stay. Unknown ids are skipped."""
+        """Free the state of requests that ended; their texts stay in the automata."""
         for request_id in request_ids:
             ended = self._responses.ended.get(request_id)
             self._moving.finish(request_id, None if ended is None else ended.text)
@@ -100,7 +98,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
             self._leave(request_id)
 
     def usage(self) -> Usage:
-        """Report the pool's figures; `bytes` is all memory, and a moving request counts once."""
+        """Report the pool's figures; `bytes` is all memory, and a moving request counts as one."""
         return super().usage()._replace(live_requests=len(self._group_of), bytes=self._nbytes)
 
     @property
@@ -108,7 +106,6 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         return self.pool.nbytes
 
     def _live_tokens(self, group: Group[Key]) -> Int64Array:
-        """Return the number of tokens of each live text of a group, int64[texts]."""
         return np.array([self.pool.length(slot) for slot in group.slots.values()], np.int64)
 
     def _all(self) -> Iterator[Group[Key]]:
@@ -117,7 +114,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         yield from self._groups.values()
 
     def _arrive(self, moved: list[tuple[int, int, int]]) -> None:
-        """Switch requests to new automata; `moved` has a row, a slot and an automaton for each."""
+        """Switch requests to new automata; `moved` has a row, slot and automaton per request."""
         groups = {group.automaton: group for group in self._all()} if moved else {}
         for row, slot, automaton in moved:
             request_id, group = self._bound[row], groups[automaton]
@@ -127,7 +124,6 @@ class GroupedTexts(LiveTexts, Generic[Key]):
             self._slots[row] = slot
 
     def _slot_of(self, request_id: str, identity: RequestIdentity | None) -> int:
-        """Return the slot of a request in the batch; a new request joins its group first."""
         group = self._group_of.get(request_id)
         if group is None:
             key = self.key_of(identity)
@@ -158,7 +154,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         self._end(group)
 
     def _leave(self, request_id: str) -> None:
-        """Take a request out of its group, if it has one; its text stays in the automaton."""
+        """Take a request out of its group, if it has one; the text stays in the automaton."""
         group = self._group_of.pop(request_id, None)
         if group is None:
             return

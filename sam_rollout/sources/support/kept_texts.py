@@ -12,8 +12,8 @@ import numpy as np
 
 from sam_rollout.automaton.interface import LARGEST_AUTOMATON, Int32Array, Int64Array, places_of
 
-# Kept texts may take this share of the source's memory. A token takes 4 bytes here and 60 in an
-# automaton, so an automaton of all kept texts takes 15/40 of the memory (`_SUCCESSOR`, `run.py`).
+# Kept texts may take this share of the source's memory. A token takes 4 bytes in a kept text and 60
+# in an automaton. So an automaton of all kept texts takes 15/40 of the memory (`run._SUCCESSOR`).
 _SHARE = 1 / 40
 
 
@@ -21,26 +21,26 @@ class Room(NamedTuple):
     """Limits on the texts of a new automaton; a limit of 0 or less allows no text."""
 
     tokens: int
-    places: int  # places in the automaton, for one token each
+    places: int  # number of tokens, with each text rounded up to whole blocks
     nbytes: int  # size of the automaton
 
 
 class KeptTexts:
     """Keeps the newest responses of a run, and older texts while there is room.
 
-    The older texts come from the previous run and from a corpus. The corpus is given from old to
+    The older texts come from the previous run and from a corpus. `corpus` is ordered from old to
     new, and its texts count as older than any response.
     """
 
     def __init__(self, max_bytes: int, corpus: list[Int32Array]) -> None:
         self.most_tokens = min(int(max_bytes * _SHARE) // 4, LARGEST_AUTOMATON // 4)
-        # The number of texts that fill an automaton if each takes one block.
+        # This number of texts fills an automaton if each text takes one block.
         most_places = min(max_bytes // 2 // 16, LARGEST_AUTOMATON // 4)
         self._most_texts = most_places // places_of(1)
         self._kept: deque[Int32Array] = deque()  # responses of training, oldest first
-        self._corpus = corpus[::-1]  # newest first
-        self._tokens = sum(map(len, corpus))  # in `_kept` and `_corpus` together
-        self.added = 0  # number of responses of this run that `keep` has got so far
+        self._corpus = corpus[::-1]  # texts of the corpus, newest first
+        self._tokens = sum(map(len, corpus))  # tokens in `_kept` and `_corpus` together
+        self.added = 0  # number of calls of `keep` so far
         self._shorten()
 
     @property
@@ -57,7 +57,7 @@ class KeptTexts:
         self._shorten()
 
     def keep_older(self, texts: list[Int32Array]) -> bool:
-        """Keep the previous run's texts (old to new) where they fit; return whether any fits."""
+        """Keep as many of the previous run's texts (old to new) as fit; return whether any fits."""
         newer = len(self._kept)
         texts = texts[-self._most_texts :]
         self._kept.extendleft(reversed(texts))
@@ -83,7 +83,6 @@ class KeptTexts:
         return texts[: int(fits.sum())][::-1]  # `needed` grows, so the texts that fit come first
 
     def _shorten(self) -> None:
-        """Drop the oldest texts while the kept ones exceed `most_tokens` or `_most_texts`."""
         while (
             self._tokens > self.most_tokens
             or len(self._kept) + len(self._corpus) > self._most_texts

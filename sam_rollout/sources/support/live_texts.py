@@ -9,7 +9,7 @@ from sam_rollout.core.identity import GroupKey
 from sam_rollout.sources.contract import Limits, Source, Usage
 
 NO_SLOT = -1
-# Estimates for an automaton that is not made yet: bytes per token, and how many tokens it can hold.
+# Estimates for automata that are not made yet: bytes per token, and the largest number of tokens.
 LIVE_BYTES_PER_TOKEN = 60
 MOST_SHARED_TOKENS = LARGEST_AUTOMATON
 
@@ -20,16 +20,16 @@ def number_of(key: GroupKey) -> int:
 
 
 class LiveTexts(Source):
-    """A pool of automata, and the map from rows of the batch to slots of the pool."""
+    """Keeps a pool of automata, and the slot of each row of the batch in this pool."""
 
     def __init__(self, limits: Limits) -> None:
-        from sam_rollout.automaton.pool import AutomatonPool  # compiles
+        from sam_rollout.automaton.pool import AutomatonPool  # this import is slow
 
         self.pool = AutomatonPool()
         self.evictions = 0  # automata given up so far
         max_rows = limits.max_rows
         self._slots = np.full(max_rows, NO_SLOT, np.int32)  # [max_rows], slots of bound requests
-        self._active = self._slots  # [B], slots of the last call's rows; NO_SLOT if not eligible
+        self._active = self._slots  # [B], slots in the last call; NO_SLOT for rows not eligible
         self._rows = np.arange(max_rows, dtype=np.int32)  # [max_rows]
 
     def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: BoolArray) -> None:

@@ -13,7 +13,7 @@ from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
 from sam_rollout.core.limits import Limits, unknown_tokens
 from sam_rollout.sources.contract import Piece
 
-_DTYPE = np.dtype("<i4")  # of `Piece.tokens`
+_DTYPE = np.dtype("<i4")  # the dtype of `Piece.tokens`
 
 
 class BadPieceError(ValueError):
@@ -28,8 +28,8 @@ def to_bytes(tokens: Int32Array) -> bytes:
 def whole_response(
     identity: RequestIdentity, name: str, prompt_ids: Sequence[int], response_ids: Sequence[int]
 ) -> Piece:
-    """Make a piece with a unique name from a whole response and the end of its prompt."""
-    from sam_rollout.automaton.recorder import CONTEXT  # compiles
+    """Make a piece of a whole response and the end of its prompt; `name` has to be unique."""
+    from sam_rollout.automaton.recorder import CONTEXT  # this import is slow
 
     tokens = np.array([*prompt_ids[-CONTEXT:], *response_ids], np.int32)
     return Piece(*identity.group_key, name, 0, True, True, to_bytes(tokens))
@@ -37,8 +37,6 @@ def whole_response(
 
 def read_piece(raw: Any, limits: Limits) -> tuple[Piece, Int32Array]:
     """Check the fields of a piece that another engine sent; return the piece and its tokens.
-
-    A piece may have no tokens if the response has ended.
 
     Raises:
         BadPieceError: the piece is malformed, ends beyond the maximum length of a text, or has a

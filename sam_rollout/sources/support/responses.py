@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Maximum number of bytes of responses that wait for a slow disk. Further responses are dropped.
+# Maximum size of the responses that wait for a slow disk; further responses are dropped.
 MOST_WAITING_BYTES = 256 << 20
 
 _NO_SLOT = -1
@@ -84,17 +84,17 @@ class Responses:
             self._store = TextStore(folder, config.max_bytes, most, limits.vocab_size)
         self._live: dict[str, tuple[RequestIdentity, int]] = {}  # identity, slot in the recorder
         self._slots = np.full(limits.max_rows, _NO_SLOT, np.int32)  # slots by row, [max_rows]
-        # Disk tasks in order, each with the number of bytes that it writes (0 if it reads).
+        # Disk tasks in order, each with the number of bytes that it writes, 0 for reading tasks.
         self._waiting: deque[tuple[Future[Any], int]] = deque()
         self._waiting_bytes = 0
         self._is_wanted = self._off = False
         self.ended: dict[str, Ended] = {}  # request that the last `finish` ended -> its text
-        # Key of each response that a later step's request continues -> the response's group. The
-        # later request has the whole text, so the interrupted part is not kept.
+        # Key of each interrupted response, which a request of a later step continues -> its group.
+        # The later request has the whole text, so the interrupted part is not kept.
         self.interrupted: Mapping[int, GroupKey] = {}
-        self.failures = 0  # disk errors, at most one, because the disk is not used after an error
-        self.dropped = 0  # responses that were not kept because the disk was too slow
-        self.heard = 0  # responses of other engines that were kept
+        self.failures = 0  # number of disk errors: 0 or 1, because an error ends the disk's use
+        self.dropped = 0  # number of responses that were not kept because the disk was too slow
+        self.heard = 0  # number of responses of other engines that were kept
 
     @property
     def keeps(self) -> bool:
@@ -162,10 +162,7 @@ class Responses:
         self.heard += self._keep(group, step, text)
 
     def read_earlier(self, group: str, step: int, max_tokens: int) -> Future[AutomatonPool | None]:
-        """Begin to make an automaton of the newest responses to a prompt from steps before `step`.
-
-        The result is None if there is no response.
-        """
+        """Begin to make an automaton of a prompt's newest responses from steps before `step`."""
         return self._submit(0, _read_earlier, self._store, group, step, max_tokens)
 
     def read_newest(self, step: int, max_tokens: int) -> Future[list[Int32Array]]:
@@ -182,7 +179,7 @@ class Responses:
         while self._waiting and self._waiting[0][0].done():
             future, nbytes = self._waiting.popleft()
             self._waiting_bytes -= nbytes
-            # An error of a read needs no action here: the caller's future raises it.
+            # If a read failed, nothing is done here, because the reader's future raises the error.
             if nbytes and (error := future.exception()) is not None:
                 self.fail(error)
 
@@ -202,9 +199,9 @@ class Responses:
         self._waiting_bytes = 0
 
     def _new_recorder(self) -> TextRecorder:
-        from sam_rollout.automaton.recorder import TextRecorder  # compiles
+        from sam_rollout.automaton.recorder import TextRecorder  # this import is slow
 
-        # Preempted requests need slots, too. Responses for which no slot is free are not recorded.
+        # Preempted requests need slots, too. If no slot is free, a response is not recorded.
         return TextRecorder(2 * self._limits.max_rows + 16, self._limits.max_model_len)
 
     def _keep(self, group: str, step: int, text: Int32Array) -> bool:
@@ -240,13 +237,13 @@ def _read_earlier(store: TextStore, group: str, step: int, max_tokens: int) -> A
 
 def empty_pool() -> AutomatonPool:
     """Make a pool without automata."""
-    from sam_rollout.automaton.pool import AutomatonPool  # compiles
+    from sam_rollout.automaton.pool import AutomatonPool  # this import is slow
 
     return AutomatonPool()
 
 
 def read_texts(pool: AutomatonPool, texts: Iterable[Int32Array]) -> AutomatonPool:
-    """Let a new automaton of a pool read ended texts, mostly without the GIL; return the pool."""
+    """Let a new automaton in a pool read ended texts, mostly without the GIL; return the pool."""
     automaton, first = pool.create(), np.zeros(1, np.int32)
     for text in texts:
         slot = pool.open(automaton)

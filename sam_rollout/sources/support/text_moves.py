@@ -1,8 +1,9 @@
 """Moves live texts from one automaton to another.
 
-The new automaton reads a moving text from the start. Each engine step reads a bounded number of
-tokens of all moving texts. A request drafts from the old automaton until its whole text is read. A
-text that ends while it moves is still read, because other requests draft from it.
+The new automaton reads a moving text from the start. An engine step reads a bounded number of
+tokens from all moving texts together. A request drafts from the old automaton until the new one has
+read its whole text. A text that ends while it moves is still read, because other requests draft
+from it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from sam_rollout.automaton.interface import Int32Array, places_of
 if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool
 
-# An engine step reads at most this many tokens of live texts, and as many again of ended texts.
+# Maximum number of tokens that an engine step reads from live texts, and again from ended texts.
 TOKENS_PER_STEP = 2048
 
 
@@ -31,13 +32,13 @@ class MovingTexts:
         self._ended: deque[tuple[Int32Array, int, int]] = deque()  # text, slot, automaton
 
     def begin(self, slots: Mapping[str, int], automaton: int) -> None:
-        """Begin to move requests to an automaton; `slots` holds their present slots."""
+        """Begin to move requests to an automaton; `slots` maps them to their present slots."""
         for request_id, slot in slots.items():
             moved = self._pool.open(automaton, self._pool.group_of(slot))
             self._slots[request_id] = (moved, automaton)
 
     def finish(self, request_id: str, text: Int32Array | None) -> None:
-        """Forget a request that ended; if it was moving, queue its text (if any) to be read."""
+        """Forget a request that ended; if its text was moving, queue `text` to be read instead."""
         slot, automaton = self._slots.pop(request_id, (None, None))
         if slot is None or automaton is None:
             return
@@ -66,10 +67,10 @@ class MovingTexts:
         num_tokens: Int32Array,
         eligible: np.ndarray,
     ) -> list[tuple[int, int, int]]:
-        """Read more of the moving texts, those with the fewest unread tokens first.
+        """Read more of the moving texts; texts with the fewest unread tokens come first.
 
         The arguments are those of `Source.bind` and `Source.catch_up`. Returns the row, new slot
-        and new automaton of each request whose text has been read to its end.
+        and new automaton of each request whose text has now been read to its end.
         """
         if self._ended:
             self._read_ended()
@@ -95,7 +96,7 @@ class MovingTexts:
         return [(row, *self._slots.pop(request_ids[row])) for row in rows[done].tolist()]
 
     def _read_ended(self) -> None:
-        """Read more of the ended texts, in order; what is read of a text counts as whole blocks."""
+        """Read more of the ended texts, in order; each text's tokens count as whole blocks."""
         room = TOKENS_PER_STEP
         while self._ended and room > 0:
             text, slot, _ = self._ended[0]
