@@ -1,4 +1,4 @@
-"""Decides whether to draft in an engine step, and how much."""
+"""Decides whether requests draft in an engine step, and how many tokens at most."""
 
 from sam_rollout.gating.agreement import Exchange
 from sam_rollout.gating.gate import Gate, ScheduleGate, hands_over

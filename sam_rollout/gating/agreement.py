@@ -1,8 +1,8 @@
-"""Finds one budget for engines that wait for each other in every step.
+"""Finds one budget for all engines that share experts (docs/gating.md).
 
-Engines that share experts compute every layer together, so the proposal of the busiest engine holds
-for all (docs/gating.md). The reports of a step are exchanged at the start of the next step, so no
-engine waits for a report. If nothing was exchanged, the fallback gate of each engine decides.
+These engines compute every layer together, so the proposal of the busiest engine applies to all of
+them. The engines exchange their reports on a step at the start of the next step, so no engine waits
+for a report.
 """
 
 import logging
@@ -19,39 +19,39 @@ _UNKNOWN = StepLoad(0, 0, 0, 0, steady=False)
 
 
 class Report(NamedTuple):
-    """An engine's report after a step, sent to the other engines as int32 numbers."""
+    """What an engine reports to the other engines after a step, as int32 numbers."""
 
-    # The first five fields are those of `StepLoad`; all are 0 for an engine that takes no part.
+    # The first five fields are those of `StepLoad`. An idle engine reports 0 in every field.
     rows: int
     tokens: int
     draft_tokens: int
     context: int
     steady: int
-    proposal: int  # the budget of draft tokens that this engine proposes
+    proposal: int  # the budget that this engine proposes
     price: int  # the minimum chance of a draft token, times `_UNITS`
     trial: int  # 1 if the proposal is a trial
 
 
 IDLE = Report(0, 0, 0, 0, 0, 0, 0, 0)
 _UNITS = 10_000
-_ROWS, _STEADY = map(Report._fields.index, ("rows", "steady"))  # columns of the reports
+_ROWS, _STEADY = map(Report._fields.index, ("rows", "steady"))  # columns in an array of reports
 
 
 class Exchange(Protocol):
-    """Carries one report of each engine to all engines, once in every step of the group."""
+    """Carries one report of each engine to all engines, once per step of all engines."""
 
     def publish(self, report: Report) -> None:
-        """Send a report in the next exchange only; without a report this engine counts as idle."""
+        """Set the report for the next exchange; an engine without a report counts as idle."""
 
     def received(self) -> tuple[int, np.ndarray]:
-        """Return the number of exchanges so far, and the last reports, int32 [engines, fields]."""
+        """Return the number of exchanges so far and the last reports, int32 [engines, fields]."""
 
 
 class AgreedGate(Gate):
-    """A gate whose decisions count only if its engine is the busiest one.
+    """A gate that applies the proposal of the busiest engine's gate.
 
-    `gate` makes the proposals. It observes each step one step late, with the busiest engine's load.
-    `fallback` decides if nothing was exchanged. All engines draft the same shape, number 0.
+    `gate` makes this engine's proposals. It observes each step one step late, with the busiest
+    engine's load. `fallback` decides if nothing was exchanged. The draft shape is always number 0.
     """
 
     def __init__(self, gate: Gate, fallback: Gate, exchange: Exchange) -> None:
@@ -59,24 +59,24 @@ class AgreedGate(Gate):
         self._fallback = fallback
         self._exchange = exchange
         self._meter = LoadMeter()
-        self._exchanges = 0  # exchanges seen so far
-        self._fresh = False  # whether reports were exchanged for the step just observed
+        self._exchanges = 0  # number of exchanges at the last call of `observe`
+        self._fresh = False  # whether reports were exchanged since the previous step
         self._leader: Report | None = None
-        self._load = _UNKNOWN  # this engine's load in the step just observed
-        # The last step and its decision, until the other engines' reports about this step come.
+        self._load = _UNKNOWN  # this engine's load in the last step
+        # The last step and its decision, kept until the other engines' reports on this step come.
         self._waiting: tuple[EngineStep, tuple[int, bool]] | None = None
-        self._decision = 0, False  # the budget of the step under way, and whether it is a trial
+        self._decision = 0, False  # the current step's budget, and whether the step is a trial
         self._agreed_steps = self._lone_steps = self._open_steps = 0
         self._trials = self._open_trials = 0
         self._warned = False
 
     def observe(self, step: EngineStep) -> None:
-        """Take in the reports of all engines; let the gate observe the step that they describe."""
+        """Read the reports of all engines; let the gate learn from the step that they describe."""
         exchanges, reports = self._exchange.received()
         consecutive = exchanges == self._exchanges + 1
         self._fresh = exchanges > self._exchanges
         self._exchanges = exchanges
-        self._leader = None  # the first report with the most requests
+        self._leader = None  # if several engines are the busiest, the first of their reports
         busy = reports[reports[:, _ROWS] > 0]
         if self._fresh and len(busy):
             self._leader = Report(*busy[busy[:, _ROWS].argmax()].tolist())
@@ -94,7 +94,7 @@ class AgreedGate(Gate):
         self._waiting = kept, self._decision
 
     def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
-        """Return the busiest engine's last proposal; send this engine's next proposal."""
+        """Return the busiest engine's last proposal, and publish this engine's next proposal."""
         leader = self._leader
         most = max(rows, leader.rows) if leader else rows
         proposal = self._gate.budget(most, whole=whole)
@@ -127,7 +127,7 @@ class AgreedGate(Gate):
         return self._fallback.budget(rows, whole=whole)
 
     def drain(self) -> dict[str, float]:
-        """Return the gate's counts, with the group's decisions in place of its own proposals."""
+        """Return the gate's counts; counts of decisions are those of the applied decisions."""
         report = self._gate.drain()
         if "gate/trials" in report:
             report |= {"gate/trials": self._trials, "gate/open_trials": self._open_trials}

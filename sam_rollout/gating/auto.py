@@ -1,15 +1,15 @@
 """The gate `auto`: it measures which drafts yield the most tokens per second on this engine.
 
-docs/gating.md explains how it decides. The terms of this module:
+docs/gating.md explains how the gate decides. The terms of this module:
 
-* A level says whether to draft and, if so, which shape, and with which minimum chance of
-  acceptance. Its rate is requests * (1 + expected accepted tokens) / expected step time.
-* The offers of a level are the tokens that could be drafted at it.
-* A trial is a step with another level than the best level, made only to learn from the step.
+* A level is one choice of the gate: to draft nothing, or to draft a certain shape (chain or tree)
+  with a certain minimum chance of acceptance. The rate of a level is
+  requests * (1 + expected accepted tokens) / expected step time.
+* The offers of a level are the tokens that could be drafted at this level.
+* A trial is a step at another level than the best level, made only to learn from the step.
 
-If only some requests may have drafts of a shape, the shape's offers are learned from these
-requests. If engines decide together (``agreement.py``), each engine learns step times with the
-busiest engine's load. The offers are still learned from the engine's own requests.
+If only some requests may have drafts of a shape, the gate learns this shape's offers from these
+requests.
 """
 
 import math
@@ -25,24 +25,24 @@ from sam_rollout.gating.shape_trials import LOOK_ROWS, ShapeTrials
 from sam_rollout.gating.step import DecidedStep, EngineStep, LoadMeter
 from sam_rollout.gating.step_times import StepTimes
 
-# A level replaces the best level if its rate is higher by this factor. To draft at all, a level
-# needs this lead over level 0, too.
+# A level replaces the best level if its rate is higher by this factor. A level that drafts also
+# needs this lead over level 0 (no drafts).
 _LEAD = 1.01
-# Trials may lose the time of this many steps beyond the share `exploration`, so that they can begin
-# at once.
+# In addition to the share `exploration`, trials may lose the time of this number of steps, so that
+# the first trials need not wait.
 _ADVANCE = 4
 _DECIDE_EVERY = 4  # steps from one decision to the next, as long as no request joins or leaves
-_ENOUGH = 4  # measured steps after which a cell (see `step_times.py`) is known
-_STALE = 512  # steps after which a cell has to be measured again
-# Steps after which a closed gate tries the most promising drafts again. The number doubles with
-# each trial, up to _ASK_AT_LEAST_EVERY, until the gate opens.
+_ENOUGH = 4  # measured steps after which the time of a cell (`step_times.py`) is known
+_STALE = 512  # steps after which the time of a cell has to be measured again
+# A closed gate tries the most promising drafts again after _ASK_AGAIN steps. While the gate stays
+# closed, this wait doubles with each trial, up to _ASK_AT_LEAST_EVERY steps.
 _ASK_AGAIN, _ASK_AT_LEAST_EVERY = 32, 128
-# The lead that a shape needs to replace the other shape: for a chain, and for a tree.
+# The lead that a draft shape needs to replace the other shape: a chain's lead, and a tree's lead.
 _SHAPE_LEADS = 1.01, 1.05
-# Learning from a step takes microseconds (benchmarks/gate.py). So the gate learns from only one of
-# _LOOK_EVERY familiar steps, or from more of them if there are few requests.
+# Learning from a step takes microseconds (benchmarks/gate.py). So the gate learns from only one in
+# _LOOK_EVERY familiar steps. With few requests, it learns from a larger part of them.
 _LOOK_EVERY = 4
-_FAMILIAR = 16  # measured steps after which a cell's steps are familiar
+_FAMILIAR = 16  # a step is familiar if its cell has this number of measured steps
 _COUNTED = (
     "open_steps", "right_tokens", "expected_tokens", "trials", "open_trials", "measured_steps",
     "decoding_s", "measured_s", "predicted_s", "measured_tokens", "trial_loss_s",
@@ -52,7 +52,7 @@ _CLASSES = len(CHANCES)
 
 
 class AutoGate(Gate):
-    """Chooses levels by measured rates; see the module.
+    """Chooses the level (see the module's docstring) with the highest measured rate.
 
     `exploration` is the share of step time that trials may lose. `shapes` is the number of draft
     shapes to choose from. At level `1 + s * len(CHANCES) + n`, drafts have shape `s` and the
@@ -69,13 +69,12 @@ class AutoGate(Gate):
         self._supplies = self._octaves[self._octave] = list(map(Supply, self._calibrations))
         self._levels = 1 + shapes * _CLASSES
         self._all = tuple(range(self._levels))
-        # For each level, as expected at the last decision: draft tokens and seconds of a step.
+        # A step's draft tokens and seconds at each level, as expected at the last decision.
         self._draft_tokens = [0.0] * self._levels
         self._expected = [0.0] * self._levels
         self._best_shape = 0  # shape of the last chosen level that drafts
         self._shape_trials = [ShapeTrials() for _ in self._octaves]
-        # For each shape, the share of requests that may have drafts of this shape: now, and at the
-        # last decision.
+        # The share of requests that may have drafts of each shape: now, and at the last decision.
         self._may_draft = self._decided_may_draft = (1.0,) * shapes
         self._filling = 0.0  # padding tokens per request in a step without drafts
         self._seen = [[-_STALE] * self._times.loads for _ in range(self._times.bins)]
@@ -83,7 +82,7 @@ class AutoGate(Gate):
         self._asked_at = 0  # step in which a closed gate last tried drafts
         self._ask_again = _ASK_AGAIN
         self._last_ns = 0
-        self._context = 0  # tokens of all requests after the last step that was learned from
+        self._context = 0  # tokens of all requests after the last step that the gate learned from
         self._unseen = self._to_skip = 0  # steps skipped since that step, and steps still to skip
         self._passed_s = 0.0  # time of all steps, without interruptions
         self._meter = LoadMeter()
@@ -91,18 +90,18 @@ class AutoGate(Gate):
         self._best = 0  # the chosen level
         self._decided_for = 0  # number of requests at the last decision
         self._budget = 0
-        self._postponed = 0  # level of a trial that the next step has no room for, else 0
+        self._postponed = 0  # level of a trial that waits until a step can verify drafts, else 0
         self._fair_s_per_token = 0.0  # expected seconds per token at the chosen level
         self._lost_s = 0.0  # time that trials have lost
         self._counts = self._no_counts()  # since the last drain
         self._told = np.zeros((4, len(CHANCES)))  # sums of `Offered.tokens` since the last drain
-        self._told_s = 0.0, 0.0  # time passed and time lost until the last drain
+        self._told_s = 0.0, 0.0  # `_passed_s` and `_lost_s` at the last drain
 
     def observe(self, step: EngineStep) -> None:
         """Learn the cost and the yield of the previous step."""
         seconds, self._last_ns = (step.now_ns - self._last_ns) * 1e-9, step.now_ns
         self._may_draft = step.may_draft or self._may_draft
-        if step.wasted:  # nothing to learn, but lost time counts as a trial's
+        if step.wasted:  # nothing can be learned, but the lost time counts like a trial's
             self._unseen += 1
             self._lose(seconds - self._expected[self._best])
             return
@@ -122,12 +121,11 @@ class AutoGate(Gate):
             self._measure(made, before, seconds, stands_for=1 + unseen)
             return
         self._passed_s += min(seconds, self._expected[self._best])
-        if made.trial and made.load.rows:  # not measured, so its loss is estimated
+        if made.trial and made.load.rows:  # this trial was not measured, so its loss is estimated
             expected = self._expect(made, context)
             self._lost_s += max(0.0, expected - gained * self._fair_s_per_token)
 
     def _hear(self, offered: Offered, rows: int, shape: int) -> None:
-        """Learn from the draft tokens of one shape, found in a step with `rows` requests."""
         self._calibrations[shape].observe(offered)
         trials = self._shape_trials[self._octave]
         fresh = trials.fresh if shape != self._best_shape else None
@@ -140,15 +138,15 @@ class AutoGate(Gate):
         self._calibrations[shape].look(offered)
         if self._would_pay(offered, rows, shape):
             self._asked_at, self._ask_again = -_ASK_AGAIN, _ASK_AGAIN
-            # The offers for other numbers of requests may have changed, so they are learned anew.
+            # Offers for other numbers of requests may have changed, too, so they are learned anew.
             self._octaves = [None] * len(self._octaves)
             self._octaves[self._octave] = self._supplies
 
     def _measure(self, made: DecidedStep, context: int, seconds: float, stands_for: int) -> None:
-        """Learn the time of a step that only decoded.
+        """Learn the time of a step that computed no prompt.
 
-        `context` is the number of all requests' tokens before the step. `stands_for` counts the
-        step and the skipped steps before it, whose times are assumed to be equal.
+        `context` is the number of all requests' tokens before the step. `stands_for` is one more
+        than the number of skipped steps before it. The skipped steps count with the same time.
         """
         rows, draft_tokens = made.load.rows, made.load.draft_tokens
         if made.trial:
@@ -169,7 +167,7 @@ class AutoGate(Gate):
         self._counts["measured_tokens"] += made.load.tokens
 
     def _lose(self, seconds: float) -> None:
-        """Count the time that a step lost, up to a bound: a pause may have interrupted the step."""
+        """Add to the lost time, up to a bound, because a step may contain a long pause."""
         self._lost_s += min(max(0.0, seconds), self._k * self._expected[self._best])
 
     def _expect(self, made: DecidedStep, context: int) -> float:
@@ -180,7 +178,7 @@ class AutoGate(Gate):
         return self._times.expect(made.load.rows, context, both, (0, made.shape))[-1]
 
     def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
-        """Return k, or 0 for no drafts; `least_chance` limits which tokens are drafted."""
+        """Return k, or 0 for no drafts; also set `least_chance`, which limits drafts further."""
         self._steps += 1
         level = self._decide(rows, whole) if rows else 0
         if self._postponed and rows.bit_length() == self._octave:
@@ -190,7 +188,7 @@ class AutoGate(Gate):
         self.least_chance = LOOK if is_look else CHANCES[(level - 1) % _CLASSES] if level else 0.0
         self.shape = 0 if is_look else _shape_of(level)
         is_open = hands_over(wish, self.least_chance)
-        # Drafts wait until the next step has room for them; until then the gate is closed.
+        # If the next step cannot verify drafts, the gate stays closed until a step can.
         postponed = is_open and not room
         self._postponed = level if postponed and level != self._best else 0
         self.is_trial = level != self._best and not postponed
@@ -248,16 +246,16 @@ class AutoGate(Gate):
     def _work_out(
         self, rows: int, context: int, by_shape: Sequence[Levels], first: int = 0
     ) -> tuple[list[float], list[float], list[float]]:
-        """Return by level a step's expected draft tokens, its time, and a request's time per token.
+        """Return a step's expected draft tokens, its time, and the time per token, by level.
 
-        `context` is the number of all requests' tokens. `by_shape` has the offers per request, for
-        shape number `first` and the following shapes.
+        The time per token is that of one request. `context` is the number of all requests' tokens.
+        `by_shape` holds the offers per request for shape number `first` and the following shapes.
         """
         tokens, weights = [self._filling * rows], []
         sizes, shapes, accepted = list(tokens), [0], [0.0]
-        # Time need not grow in proportion to draft tokens. So the times of two step sizes are
-        # averaged. Sizes and weights are such that the mean and the spread of draft tokens are
-        # those of the offers.
+        # The expected time is a weighted mean of the times of two step sizes, because time need not
+        # grow in proportion to draft tokens. Sizes and weights are chosen such that the number of
+        # draft tokens has the same mean and the same standard deviation as in the offers.
         for shape, levels in enumerate(by_shape, first):
             share = self._may_draft[shape]
             drafting, root = rows * share, math.sqrt(rows * share)
@@ -279,7 +277,7 @@ class AutoGate(Gate):
         return tokens, expected, [s / (1 + right) for s, right in pairs]
 
     def _would_pay(self, offered: Offered, rows: int, shape: int) -> bool:
-        """Whether a closed gate's drafts would pay if all offers were as in this step."""
+        """Return whether a closed gate should open if all steps had the offers of this step."""
         if not self._times.ready:
             return False
         supply = Supply(self._calibrations[shape])
@@ -288,7 +286,7 @@ class AutoGate(Gate):
         return min(s_per_token) * _LEAD < s_per_token[0]
 
     def _enter(self, octave: int) -> None:
-        """Change to the offers for another octave of running requests (`draft_supply.py`)."""
+        """Use the offers of another octave of the number of requests (`draft_supply.py`)."""
         known = self._octaves[octave]
         if known is None:
             known = self._octaves[octave] = [supply.heir() for supply in self._supplies]
@@ -304,7 +302,7 @@ class AutoGate(Gate):
         if room <= 0:
             return best
         looks = self._best_shape == 0 and self._may_draft[0] and not self._whole
-        if looks and self._supplies[0].rows < LOOK_ROWS:  # a look (see `LOOK`) finds only chains
+        if looks and self._supplies[0].rows < LOOK_ROWS:  # looks (see `LOOK`) find only chains
             self._counts["trials"] += 1
             return self._levels
         seen = self._seen[self._times.bin_of[rows]]
@@ -313,7 +311,7 @@ class AutoGate(Gate):
             if level == best or level not in choices:
                 continue
             if level and best and _shape_of(level) != self._best_shape:
-                continue  # a level of another shape is no neighbour
+                continue  # only levels of the same shape are neighbours
             load = self._times.load_of(
                 rows, self._draft_tokens[level], drafting=level > 0, shape=_shape_of(level)
             )
@@ -334,10 +332,9 @@ class AutoGate(Gate):
     def _other_shape(self, choices: tuple[int, ...], room: float) -> int:
         """Return a level of the other shape to try, or the best level if no trial should be made.
 
-        A trial is made if its series is under way or may begin, and if its loss is affordable.
-
-        `room` is the time that trials may still lose. A trial that is expected to lose no time is
-        made even if `room` is used up. A new series replaces the results of the previous one.
+        A trial is made if a series of trials (`shape_trials.py`) is under way or may begin, and if
+        the expected loss is at most `room`, the time that trials may still lose. If `room` is used
+        up, only trials without an expected loss are made.
         """
         best = self._best
         if self._levels == LEVELS or not best or len(choices) < self._levels:
@@ -349,7 +346,7 @@ class AutoGate(Gate):
             return best
         level = 1 + shape * _CLASSES + (best - 1) % _CLASSES
         accepted = self._accepted(level)
-        if shape:  # a tree contains the chain of the same minimum chance, so it yields no less
+        if shape:  # a tree contains the chain with the same minimum chance, so it yields as much
             share = self._may_draft[shape] / (self._may_draft[1 - shape] or 1.0)
             accepted = max(accepted, share * self._accepted(best))
         gained_s = self._decided_for * (1 + accepted) * self._fair_s_per_token
@@ -363,7 +360,7 @@ class AutoGate(Gate):
         return level
 
     def _accepted(self, level: int) -> float:
-        """Return a level's expected number of right draft tokens, averaged over all requests."""
+        """Return how many draft tokens per request are expected to be accepted at a level."""
         if not level:
             return 0.0
         shape = _shape_of(level)
@@ -371,13 +368,13 @@ class AutoGate(Gate):
         return self._may_draft[shape] * accepted
 
     def _can_pay(self, level: int) -> bool:
-        """Whether a level is below the best, or could replace it at half its additional cost."""
+        """Return whether a level is below the best, or would pay at half its additional time."""
         best = self._best
         tokens = (1 + self._accepted(level)) / (1 + self._accepted(best))
         return level < best or tokens > (1 + self._expected[level] / self._expected[best]) / 2
 
     def drain(self) -> dict[str, float]:
-        """Return the counts of decisions since the last call, and measured and expected times."""
+        """Return counts of decisions and times, measured and expected, since the last call."""
         counts, self._counts = self._counts, self._no_counts()
         passed_s, lost_s = self._told_s
         self._told_s = self._passed_s, self._lost_s
@@ -394,5 +391,5 @@ class AutoGate(Gate):
 
 
 def _shape_of(level: int) -> int:
-    """Return the shape that a level drafts; 0 if the level drafts nothing."""
+    """Return the draft shape of a level; 0 for level 0, which drafts nothing."""
     return (level - 1) // _CLASSES if level else 0

@@ -1,11 +1,12 @@
 """Learns from past steps how many draft tokens reach a minimum chance, and how many are right.
 
-The drafter reports the tokens that it could have drafted (`verified.Offered`), and which of them
-the text has shown to be right or wrong (judged). They are counted in classes, by their chance of
-acceptance. The fewer tokens a class has, the more the drafter's own estimate counts.
+After each step the drafter reports which tokens it could have drafted (the offers). It also reports
+which of these tokens are judged: known to be right or wrong, because the text went on. Tokens are
+counted in classes by their chance of acceptance, as the drafter estimated it. The fewer judged
+tokens a class has, the more the drafter's estimate counts.
 
-Each octave of the number of running requests (from one power of two to the next) has its own
-figures, because requests of the long tail are not typical of all.
+Each octave of the number of running requests (1, 2 to 3, 4 to 7, ...) has its own offers, because
+the few requests in a long tail are not typical of all requests.
 """
 
 from __future__ import annotations
@@ -20,24 +21,27 @@ import numpy as np
 from sam_rollout.core.verified import CHANCES, Offered
 
 LEVELS = len(CHANCES) + 1  # level 0: no draft; level n: tokens with chance >= CHANCES[n - 1]
-_ROWS = 256  # offers are averaged over about this many requests, which count once per step
-_STEPS = 16  # or over this many steps, if these have more requests
-_JUDGED = 2048  # when a class has this many judged tokens, its counts are halved
+# The average of offers covers about _ROWS requests (a request counts once per step), or _STEPS
+# steps if these have more requests.
+_ROWS = 256
+_STEPS = 16
+_JUDGED = 2048  # when a class has this number of judged tokens, its counts are halved
 _BELIEVED = 16.0  # the drafter's own estimate counts like this number of judged tokens
-_LOOKED_AT = 32  # counts of a closed gate's looks are halved at this many judged tokens
-# A look is a step in which a closed gate finds drafts but hands none over. A class is learned anew
-# if looks found more right tokens than expected, by _DEVIATIONS standard deviations plus _MORE.
+# A look is a step in which a closed gate has drafts made and counted, but hands none over. A class
+# is learned anew if looks find more right tokens than expected, by _DEVIATIONS standard deviations
+# plus _MORE tokens. When looks have _LOOKED_AT judged tokens of a class, their counts are halved.
+_LOOKED_AT = 32
 _DEVIATIONS, _MORE = 4.0, 2.0
 
 
 class Calibration:
-    """Learns the share of right tokens in each class of draft tokens, from `steps` steps."""
+    """Learns the share of right tokens in each class of draft tokens."""
 
     def __init__(self) -> None:
         self.steps = 0
         # By class: number of judged tokens, number of right tokens, sum of judged tokens' chances.
         self._judged = np.zeros((3, len(CHANCES)))
-        self._looks = np.zeros_like(self._judged)  # the same for a closed gate's looks
+        self._looks = np.zeros_like(self._judged)  # the same counts for a closed gate's looks
         self._usual = [(a + b) / 2 for a, b in zip(CHANCES, (1.0, *CHANCES[:-1]), strict=True)]
 
     def observe(self, offered: Offered) -> None:
@@ -48,10 +52,10 @@ class Calibration:
             self._judged[:, self._judged[0] > _JUDGED] /= 2
 
     def look(self, offered: Offered) -> None:
-        """Learn from a step in which a closed gate only counted drafts; called after `observe`.
+        """Learn from a look of a closed gate; called after `observe`.
 
-        A class whose drafts have improved gets the counts of such steps alone. Otherwise, the many
-        earlier wrong drafts would outweigh these counts.
+        If a class of draft tokens has improved, only the counts of looks are kept for this class.
+        Otherwise the counts of many earlier wrong tokens would outweigh them.
         """
         self._looks += offered.tokens[1:]
         judged, right, _ = self._looks
@@ -71,25 +75,25 @@ class Calibration:
 
 
 class Levels(NamedTuple):
-    """The draft tokens of each level, per request and step."""
+    """Numbers of draft tokens per request and step, for each level of the gate `auto`."""
 
-    offered: list[float]  # draft tokens
-    accepted: list[float]  # draft tokens that are expected to be accepted
-    # Standard deviation of `offered`; a mean of n requests has 1/sqrt(n) of this deviation.
+    offered: list[float]
+    accepted: list[float]  # expected number of accepted draft tokens
+    # Standard deviation of `offered` for one request; for a mean of n requests, divide by sqrt(n).
     spread: list[float]
 
 
 class Supply:
-    """Learns the tokens offered per request and step in one octave, from `rows` requests."""
+    """Learns how many tokens are offered per request and step, in one octave."""
 
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
-        # These are lists, because with cold caches a short loop is faster than several numpy calls.
+        # Lists are used, because a short loop is faster than several numpy calls with cold caches.
         self._tokens = [0.0] * len(CHANCES)  # by class: tokens offered per request
         self._spread = [0.0] * len(CHANCES)  # by level: variance of a request's tokens
-        self.rows = 0.0
+        self.rows = 0.0  # number of requests from which offers were learned, up to a limit
         self._levels = Levels([], [], [])
-        self._worked_out_at = -1  # `Calibration.steps` when `_levels` was computed
+        self._worked_out_at = -1  # value of `Calibration.steps` when `_levels` was computed
 
     def observe(self, offered: Offered) -> None:
         """Learn from the draft tokens that were found for a step."""
@@ -106,14 +110,14 @@ class Supply:
             spread[i] += weight * ((1 - weight) * rows * total * total - spread[i])
 
     def heir(self) -> Supply:
-        """Return a supply for another octave, which begins with these offers and adapts fast."""
+        """Return a supply for another octave, which starts from these offers and adapts fast."""
         heir = Supply(self._calibration)
         heir._tokens, heir._spread = self._tokens.copy(), self._spread.copy()
         heir.rows = min(self.rows, _ROWS / 4)
         return heir
 
     def by_level(self) -> Levels:
-        """Return the tokens that each level offers to a request that may have drafts."""
+        """Return the numbers of draft tokens of each level, per request that may have drafts."""
         if self._worked_out_at != self._calibration.steps:
             self._worked_out_at = self._calibration.steps
             accepted = map(mul, self._tokens, self._calibration.shares())

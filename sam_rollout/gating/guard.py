@@ -1,4 +1,4 @@
-"""Makes a gate from a configuration, and keeps the gate's errors from ending a rollout."""
+"""Makes the configured gate, and lets a rollout go on if the gate fails."""
 
 import contextlib
 import logging
@@ -18,22 +18,22 @@ class GuardedGate:
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self._reports = True  # whether `drain` of the gate works
+        self._reports = True  # whether the gate's `drain` has not failed yet
         self._failures = 0  # since the last drain
-        self._last_report: dict[str, float] = {}  # the report of a gate that has failed
+        self._last_report: dict[str, float] = {}  # the counts of a gate that has failed
 
     @property
     def least_chance(self) -> float:
-        """The minimum chance that belongs to the last budget, as in `Gate`."""
+        """The minimum chance of a draft token, decided together with the last budget."""
         return self._gate.least_chance
 
     @property
     def shape(self) -> int:
-        """The shape of drafts that belongs to the last budget, as in `Gate`."""
+        """The index of the draft shape, decided together with the last budget."""
         return self._gate.shape
 
     def next_budget(self, step: EngineStep, *, whole: bool = False, room: bool = True) -> int:
-        """Let the gate see a step and decide on the next one; arguments as for `Gate.budget`."""
+        """Let the gate learn from a step; return the next step's budget, as `Gate.budget` does."""
         try:
             self._gate.observe(step)
             return self._gate.budget(len(step.verified.sampled), whole=whole, room=room)
@@ -55,7 +55,7 @@ class GuardedGate:
             try:
                 report |= self._gate.drain()
             except Exception:
-                # A gate that cannot report still decides.
+                # The gate goes on deciding without reports.
                 self._failures += 1
                 self._reports = False
                 logger.warning("The gate's counters failed and are left out.", exc_info=True)
@@ -66,10 +66,10 @@ class GuardedGate:
 def make_gate(
     config: GateConfig, limits: Limits, exchange: Exchange | None = None, shapes: int = 1
 ) -> GuardedGate:
-    """Make the gate that a validated configuration names.
+    """Make the gate of a validated configuration.
 
-    `exchange` carries reports between engines that wait for each other; it is None for a single
-    engine. `shapes` is the number of draft shapes from which the gate `auto` may choose.
+    `exchange` carries reports between engines that decide together; None for a single engine.
+    `shapes` is the number of draft shapes from which the gate `auto` may choose.
     """
     fixed = ScheduleGate(config.budgets(limits.k), limits.k)
     gate: Gate = fixed

@@ -1,6 +1,7 @@
-"""Decides whether a drafting model is worth its forward passes (docs/gating.md).
+"""Decides whether a draft model is worth its forward passes (docs/gating.md).
 
-If the gate stays closed while the model may draft, drafts from texts alone are tried.
+There are two ways to draft: from texts alone, or from texts and the model. If the gate stays closed
+while the model drafts, drafts from texts alone are tried.
 """
 
 import math
@@ -8,15 +9,16 @@ import math
 from sam_rollout.core.limits import Limits
 from sam_rollout.gating.step import EngineStep
 
-_LEAD = 1.02  # the other way (with or without the model) takes over if faster by this factor
-_TRIAL_STEPS, _TRIAL_ROWS = 32, 256  # a trial's least steps, and rows (requests * steps)
-_FIRST_WAIT, _LONGEST_WAIT = 256, 8192  # steps from one trial to the next: at first, and at most
-# After a change to or from the model, this many steps are not measured. An engine that schedules a
-# step ahead verifies the first drafts of the new way only in the fourth step.
+_LEAD = 1.02  # a way to draft replaces the other way if it is faster by this factor
+# A trial has at least _TRIAL_STEPS steps and _TRIAL_ROWS requests (a request counts once per step).
+_TRIAL_STEPS, _TRIAL_ROWS = 32, 256
+_FIRST_WAIT, _LONGEST_WAIT = 256, 8192  # steps between two trials: at first, and at most
+# The first _SETTLING steps after a change of the way to draft are not measured, because an engine
+# that schedules a step ahead verifies the first drafts of the new way only in the fourth step.
 _SETTLING = 3
-_FORGOTTEN = 1 / 512  # share of the earlier measurements that a new step replaces
-_PAUSE = 4.0  # a step that takes this many times as long as usual is left out
-_CLOSED = 256  # number of successive steps with a closed gate after which texts alone are tried
+_FORGOTTEN = 1 / 512  # share of earlier measurements that each new step replaces
+_PAUSE = 4.0  # a step is not measured if it takes more than this factor times the usual time
+_CLOSED = 256  # after this number of successive steps with a closed gate, texts alone are tried
 
 TEXTS, MODEL = 0, 1
 
@@ -34,19 +36,19 @@ class _Octave:
 
 
 class ModelPrice:
-    """Chooses, step by step, whether the model drafts."""
+    """Chooses for each step whether the draft model runs."""
 
     def __init__(self, limits: Limits) -> None:
         self.pays = True  # whether the model should draft for the next step
         self._octaves = [_Octave() for _ in range(limits.max_rows.bit_length() + 1)]
         self._octave = self._octaves[0]
         self._last_ns = 0
-        self._since_change = 0  # steps
-        self._trial = [0, 0]  # steps and rows that are left of a trial
+        self._since_change = 0  # steps since the way to draft changed
+        self._trial = [0, 0]  # steps and requests that a trial still needs
         self._closed = 0  # successive steps with a closed gate
 
     def observe(self, step: EngineStep, *, is_open: bool) -> None:
-        """Learn from a step, whose gate was open or not (`is_open`); choose for the next step."""
+        """Learn from a step, in which the gate was open or not; choose for the next step."""
         seconds, self._last_ns = (step.now_ns - self._last_ns) * 1e-9, step.now_ns
         rows = len(step.verified.sampled)
         if not rows:
@@ -70,7 +72,7 @@ class ModelPrice:
             self._go_on(octave, rows)
 
     def expect_better(self) -> None:
-        """Try the model soon again, because it has been trained since its last trial."""
+        """Shorten the wait for a trial of the draft model, because the run has trained it."""
         for octave in self._octaves:
             if octave.best == TEXTS:
                 octave.wait = _FIRST_WAIT

@@ -1,46 +1,46 @@
-"""Decides when to try the draft shape that is not in use, and keeps the offers that trials found.
+"""Decides when to try the draft shape that is not in use, and keeps the offers that trials find.
 
-A series of trials is over when enough requests had offers (tokens that could be drafted), or when
-twice as many requests took part. Each wait before a series is twice as long as the previous wait,
-until a series changes the shape in use.
+Trials (single steps) come in series. A series is over when offers (tokens that could be drafted)
+are known from `LOOK_ROWS` requests, or when `_MOST_ROWS` requests took part. Each wait for the next
+series is twice as long as the wait before, until the shape in use changes.
 """
 
 from sam_rollout.gating.draft_supply import Supply
 
-LOOK_ROWS = 64  # offers count as known once they come from this number of requests
-_MOST_ROWS = 2 * LOOK_ROWS  # largest number of requests in the trials of a series
-_AGAIN, _AT_LEAST_EVERY = 32, 512  # steps from one series to the next: at first, and at most
+LOOK_ROWS = 64  # offers count as known if they come from at least this number of requests
+_MOST_ROWS = 2 * LOOK_ROWS
+_AGAIN, _AT_LEAST_EVERY = 32, 512  # steps between two series: at first, and at most
 
 
 class ShapeTrials:
-    """The trials of one octave of the number of running requests."""
+    """The trials in one octave of the number of running requests (1, 2 to 3, 4 to 7, ...)."""
 
     def __init__(self) -> None:
         self._begun_at, self._again = 0, _AGAIN
-        # Number of requests that may have drafts of the tried shape, summed over this series.
+        # Number of requests in this series' trials that may have drafts of the tried shape.
         self._rows = 0.0
-        # New offers, which replace the shape's known offers once they come from `LOOK_ROWS`
-        # requests. The first series adds to the known offers instead.
+        # The offers found in this series. They replace the shape's earlier offers once they come
+        # from `LOOK_ROWS` requests. None in the first series, which adds to the earlier offers.
         self.fresh: Supply | None = None
 
     def is_over(self, known: Supply) -> bool:
-        """Whether no series is under way; `known` are the shape's offers without `fresh`."""
+        """Return whether no series is under way; `known` are the shape's earlier offers."""
         told = self.fresh or known
         return told.rows >= LOOK_ROWS or self._rows >= _MOST_ROWS
 
     def is_due(self, step: int) -> bool:
-        """Whether the next series may begin."""
+        """Return whether the next series may begin."""
         return step - self._begun_at >= self._again
 
     def begin(self, step: int, fresh: Supply | None) -> None:
-        """Begin a series, which adds to `fresh`; None stands for the shape's known offers."""
+        """Begin a series, whose offers are added to `fresh`; if None, to the earlier offers."""
         self._begun_at, self._rows, self.fresh = step, 0, fresh
         self._again = min(2 * self._again, _AT_LEAST_EVERY)
 
     def count(self, rows: float) -> None:
-        """Add a trial, in which `rows` requests may have drafts of the shape on trial."""
+        """Count a trial in which `rows` requests may have drafts of the tried shape."""
         self._rows += rows
 
     def changed(self, step: int) -> None:
-        """Start the shortest wait for a series, because the shape in use has changed."""
+        """Use the shortest wait for the next series, because the shape in use has changed."""
         self._begun_at, self._again, self.fresh = step, _AGAIN, None

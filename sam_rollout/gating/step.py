@@ -1,4 +1,4 @@
-"""The data that a gate gets about an engine step."""
+"""The data about an engine step that a gate gets."""
 
 from typing import NamedTuple
 
@@ -6,40 +6,40 @@ import numpy as np
 
 from sam_rollout.core.verified import Offered, Verified
 
-_sum = np.add.reduce  # without the detours of ndarray.sum
+_sum = np.add.reduce  # faster than ndarray.sum
 
 
 class StepLoad(NamedTuple):
     """An engine's work in a step, summed up over its requests."""
 
-    rows: int  # requests
-    tokens: int  # sampled tokens
-    draft_tokens: int  # tokens to verify, padding included
-    context: int  # tokens of all texts, sampled ones included
-    steady: bool  # whether the step had the previous step's requests, and no prompts
+    rows: int  # number of requests
+    tokens: int  # number of sampled tokens
+    draft_tokens: int  # number of verified tokens, padding tokens included
+    context: int  # length of all texts, the step's sampled tokens included
+    steady: bool  # whether the step computed no prompt and had the previous step's requests
 
 
 class DecidedStep(NamedTuple):
     """A step's load, and the decision that was made for it."""
 
-    # If several engines wait for each other: the busiest engine's load; steady if all are steady.
+    # If engines decide together, the busiest engine's load, `steady` only if all loads are.
     load: StepLoad
     budget: int
-    trial: bool  # whether the decision was a trial
-    shape: int = 0  # shape of the step's drafts, see `Gate.shape`
+    trial: bool  # whether the step was made only to learn from it
+    shape: int = 0  # index of the drafts' shape (`Gate.shape`)
 
 
 class EngineStep(NamedTuple):
     """An engine step with B rows, as seen when the engine asks for the next drafts."""
 
     now_ns: int  # time.perf_counter_ns() when the engine asks for drafts
-    verified: Verified  # the outcome of the step's drafts
-    num_tokens: np.ndarray  # int32[B], known tokens of each row
-    same_batch: bool  # whether the rows are those of the step before
-    offered: Offered | None = None  # None if no drafts were looked for, or the batch has changed
-    wasted: bool = False  # whether the step was padded for drafts, but the gate then closed
-    group: DecidedStep | None = None  # set if several engines decide together (`agreement.py`)
-    # For each shape, the share of rows that may have drafts of it; empty if all rows may.
+    verified: Verified  # how many of the step's draft tokens were accepted
+    num_tokens: np.ndarray  # int32[B], number of known tokens of each request
+    same_batch: bool  # whether the step before had the same requests
+    offered: Offered | None = None  # None if no drafts were made, or the batch has changed
+    wasted: bool = False  # whether the gate decided otherwise after the step got its drafts
+    group: DecidedStep | None = None  # set if engines decide together (`agreement.py`)
+    # The share of requests that may have drafts of each shape; empty if all requests may.
     may_draft: tuple[float, ...] = ()
 
 
@@ -59,6 +59,6 @@ class LoadMeter:
             int(_sum(verified.sampled)),
             int(_sum(verified.drafted)) + int(_sum(verified.filling)),
             int(_sum(step.num_tokens)),
-            # If the step before left a prompt unfinished, this step computed the rest of it.
+            # If the step before left a prompt unfinished, this step computed the prompt's rest.
             bool(rows and no_prompt_before and self._no_prompt and step.same_batch),
         )

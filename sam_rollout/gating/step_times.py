@@ -2,13 +2,15 @@
 
 The expected time of a step is `speed * base * correction`:
 
-* `base` (the line) is fitted by least squares with forgetting. Residuals are relative to the step's
-  time, because otherwise large batches would outweigh small ones.
-* `correction` is the ratio of measured times to `base` in a cell. A cell has the steps with about
-  the same number of requests and of draft tokens per request. An empty cell takes its correction
-  from the cells with the same number of requests. If these are empty, too, the correction is 1.
-* `speed` follows causes that slow all steps down, such as another program on the machine. It is
-  also pulled back to 1, because otherwise `speed` and `base` could drift in opposite directions.
+* `base` is a linear function (the line) of scored tokens, draft tokens and context tokens. It is
+  fitted by least squares, with less weight for older steps. Residuals are relative to the step's
+  time, because otherwise large batches would outweigh small batches.
+* `correction` is the ratio of measured times to `base` in a cell. A cell holds the steps with about
+  the same number of requests and about the same number of draft tokens per request. An empty cell
+  takes its correction from the cells with the same number of requests. If those cells are empty,
+  too, the correction is 1.
+* `speed` follows what slows all steps down, such as another program on the machine. It is also
+  pulled back to 1, because otherwise `speed` and `base` could drift in opposite directions.
 """
 
 import math
@@ -18,33 +20,34 @@ import numpy as np
 
 from sam_rollout.core.limits import Limits
 
-_FEATURES = 4  # of a step: the constant 1, scored tokens, draft tokens among them, context tokens
+_FEATURES = 4  # number of features: the constant 1, scored tokens, draft tokens, context tokens
 _RIDGE = (1e-6, 1e-6, 1e-3, 1e-6)
-_MEMORY = 2000  # steps that the line remembers
-_CELL_MEMORY = 64  # steps that a cell remembers
+_MEMORY = 2000  # number of steps after which a step's weight in the line has fallen to 1/e
+_CELL_MEMORY = 64  # a cell's sums are halved when it has this number of steps
 _FIT_EVERY = 64
-_FIRST_FITS = (8, 16, 32)  # numbers of steps after which the first fits are made
-_WARM_UP = _FIRST_FITS[0]  # before this number of steps, there are no expectations and no outliers
+_FIRST_FITS = (8, 16, 32)  # the first fits are made after these numbers of steps
+_WARM_UP = _FIRST_FITS[0]  # number of steps before times are expected and outliers are left out
 _OUTLIER = 2.0  # a step is an outlier if its time differs from the expected time by this factor
-_KNOWN = 4  # steps after which a cell is known; an unknown cell may lie far from the expectation
-# If a cell had no step for this many steps, its old measurements together weigh no more than
-# `_KNOWN` steps, because the fitted line may have moved.
+# Number of steps after which a cell is known. In unknown cells, times may be far from expectations.
+_KNOWN = 4
+# If a cell has not had a step for _OLD steps, its earlier steps together weigh no more than _KNOWN
+# steps, because the fitted line may have moved.
 _OLD = 256
-_PATIENCE = 16
+_PATIENCE = 16  # after this number of outliers in a row, everything is learned anew
 _SPEED_RATE = 1 / 32
-# A cell's ratio is mixed with a wider ratio, which counts like this number of steps: the ratio of
-# all cells with the same number of requests and the same shape. The wider ratio is mixed in the
-# same way with the ratio over all shapes, which is mixed with 1.
+# A cell's ratio is mixed with the ratio of all cells with the same number of requests and the same
+# draft shape, which weighs like _BORROWED steps. In the same way, the ratio of a shape is mixed
+# with the ratio over all shapes, and that ratio with 1.
 _BORROWED = 2.0
-_FARTHEST = 8.0  # largest factor by which a cell may differ from the line
-_COLUMNS = 2  # cells for each draft token per request
-_ROWS_APART = 9 / 8  # largest ratio of the numbers of requests that share a cell, in large batches
+_FARTHEST = 8.0  # a cell's times differ from the line by this factor at most
+_COLUMNS = 2  # number of cells between n and n + 1 draft tokens per request
+_ROWS_APART = 9 / 8  # in large batches, largest ratio of two numbers of requests in one cell
 
 
 class StepTimes:
     """Learns how step times, in seconds, depend on requests, draft tokens and context.
 
-    Each shape of drafts has its own cells, because a tree may cost more than a chain.
+    Each draft shape has its own cells, because a tree may cost more than a chain.
     """
 
     def __init__(self, limits: Limits, shapes: int = 1) -> None:
@@ -55,13 +58,13 @@ class StepTimes:
         self._forget()
 
     def _forget(self) -> None:
-        self._seen_at = [[0] * self.loads for _ in range(self.bins)]  # the last step of each cell
-        # Sums over the steps of each cell: steps, seconds, scored tokens, draft tokens, context.
+        self._seen_at = [[0] * self.loads for _ in range(self.bins)]  # last step in each cell
+        # Sums over each cell's steps: steps, seconds, scored tokens, draft tokens, context tokens.
         self._cells = [
             [[0.0] * (1 + _FEATURES) for _ in range(self.loads)] for _ in range(self.bins)
         ]
-        # The same sums over all cells with the same number of requests; with several shapes, also
-        # over those of each shape.
+        # The same sums over all cells with the same number of requests. With several draft shapes,
+        # there are also such sums for each shape.
         self._of_bin = [
             [[0.0] * (1 + _FEATURES) for _ in range(1 + (self._shapes > 1) * self._shapes)]
             for _ in range(self.bins)
@@ -69,7 +72,7 @@ class StepTimes:
         self._line = [0.0] * _FEATURES
         self._gram = np.zeros((_FEATURES, _FEATURES))
         self._moment = np.zeros(_FEATURES)
-        self._recent: list[tuple[float, ...]] = []  # features and seconds not in `_gram` yet
+        self._recent: list[tuple[float, ...]] = []  # features and seconds, not yet in `_gram`
         self._steps = 0
         self._strays = 0
         self._speed = 1.0
@@ -77,20 +80,20 @@ class StepTimes:
 
     @property
     def ready(self) -> bool:
-        """Whether enough was measured for an expectation."""
+        """Whether enough steps were measured to expect a step's time."""
         return self._steps >= _WARM_UP
 
     def load_of(
         self, rows: int, draft_tokens: float, *, drafting: bool = True, shape: int = 0
     ) -> int:
-        """Return a cell's column: 0 with the gate closed, else by shape and draft tokens."""
+        """Return a cell's column: 0 if the gate is closed, else by shape and draft tokens."""
         if not drafting:
             return 0
         load = math.ceil(_COLUMNS * draft_tokens / rows) or 1
         return (load if load < self._columns else self._columns) + shape * self._columns
 
     def weight(self, rows: int, load: int) -> float:
-        """Return the number of latest steps that a cell remembers."""
+        """Return the number of steps in a cell's sums."""
         return self._cells[self.bin_of[rows]][load][0]
 
     def expect(
@@ -98,8 +101,8 @@ class StepTimes:
     ) -> list[float]:
         """Return the expected times in seconds of steps that differ only in their drafts.
 
-        `context` is the number of all requests' tokens. `draft_tokens` and `shapes` describe each
-        step's drafts; in the first step the gate is closed.
+        `context` is the number of all requests' tokens. `draft_tokens` and `shapes` have one entry
+        for each step. In the first step the gate is closed.
         """
         a, b, c, d = self._line
         bin_ = self.bin_of[rows]
@@ -127,17 +130,16 @@ class StepTimes:
             return borrowed
         a, b, c, d = self._line
         line = a * n + b * scored + c * drafted + d * read
-        # The ratio is bounded, because the line may be far off.
         above = _FARTHEST if line * _FARTHEST <= seconds else max(seconds / line, 1 / _FARTHEST)
         return (above * n + _BORROWED * borrowed) / (n + _BORROWED)
 
     def observe(
         self, rows: int, load: int, draft_tokens: int, context: int, seconds: float, expected: float
     ) -> bool:
-        """Learn from a step; return False if it was left out.
+        """Learn from a step; return False if the step is an outlier, which is left out.
 
-        `load` is a result of `load_of`. `expected` is the step's expected time, ignored until
-        `ready`.
+        `load` is a result of `load_of`. `expected` is the step's expected time, ignored before the
+        object is `ready`.
         """
         bin_ = self.bin_of[rows]
         cells = [self._cells[bin_][load], self._of_bin[bin_][0]]
@@ -177,7 +179,7 @@ class StepTimes:
         return True
 
     def _fit(self) -> None:
-        """Fit the line to the latest steps and, with falling weight, to earlier steps."""
+        """Fit the line to the recent steps and, with less weight, to earlier steps."""
         fresh = np.array(self._recent)
         relative = fresh / fresh[:, -1:]
         features = relative[:, :-1]
@@ -186,24 +188,24 @@ class StepTimes:
         moment = keep * self._moment + features.sum(axis=0)
         if len(fresh) == _FIT_EVERY:
             self._gram, self._moment, self._recent = gram, moment, []
-        # The ridge divides the time between features whose effects the data do not separate. The
-        # slope of draft tokens is what they cost beyond the cost of any scored token.
+        # If the data cannot separate the effects of two features, the ridge divides the effect
+        # between them. The slope of draft tokens is their cost beyond that of other scored tokens.
         scale = np.sqrt(np.maximum(np.diag(gram), 1e-30))
         ridged = gram / np.outer(scale, scale) + np.diag(_RIDGE)
         a, b, c, d = np.linalg.solve(ridged, moment / scale) / scale
         b, d = max(b, 0.0), max(d, 0.0)
         c = max(c, -b)
-        # If a slope was bounded, the constant term has to be computed again.
+        # The constant term is computed again, because a slope may have been bounded.
         a = (moment[0] - gram[0, 1] * b - gram[0, 2] * c - gram[0, 3] * d) / gram[0, 0]
-        if a < 0:  # no time is negative, however small the batch
+        if a < 0:  # no time is negative, not even that of the smallest batch
             a = 0.0
             b = max((moment[1] - gram[1, 2] * c - gram[1, 3] * d) / gram[1, 1], 0.0)
-            c = max(c, -b)  # the time of a further token is not negative either
+            c = max(c, -b)  # the cost of a further token is not negative, either
         self._line = [float(a), float(b), float(c), float(d)]
 
 
 def _bins(max_rows: int) -> list[int]:
-    """Map numbers of requests to cells; each small number has its own cell, larger ones share."""
+    """Map numbers of requests to cells; each small number has its own, large ones share cells."""
     bins, bound, number = [0], 1.0, 0
     for rows in range(1, max_rows + 1):
         if rows > bound:

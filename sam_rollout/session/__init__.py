@@ -1,1 +1,1 @@
-"""Makes the drafts for one batch between two forward passes, in any engine."""
+"""Makes an engine's drafts between two forward passes of the model."""

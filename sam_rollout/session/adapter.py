@@ -13,32 +13,32 @@ from sam_rollout.sources.contract import Scored
 
 
 class Requests(Protocol):
-    """The engine's requests, in the batch or not."""
+    """The requests that an engine knows, also those outside the current batch."""
 
     @property
     def live(self) -> Collection[str]:
         """Ids of all requests that have not ended, preempted ones included."""
 
     def identity(self, request_id: str) -> RequestIdentity | None:
-        """Return a live request's identity; called when the request joins, if a source needs it."""
+        """Return a live request's identity; called when it joins a batch, if a source needs it."""
 
     def takes(self, request_id: str, shape: str) -> bool:
-        """Whether a live request may have drafts of a shape; called once, when it joins."""
+        """Return whether a live request may have drafts of a shape (chain or tree)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EngineHooks:
-    """Functions of the engine that its session calls from step to step.
+    """Functions and properties of an engine that its `DraftSession` uses in every step.
 
     Attributes:
-        graph_of: returns the graph of a step, for `sam.pad_drafts`; called from the first step on.
-        sampler_us: returns the host time in the samplers since its last call, in microseconds.
-        heard: returns the positions scored since its last call, or None; the argument says whether
-            the gate is open.
-        made: returns the arguments of `Source.receive` for this step, or None.
-        made_after: number of steps from the one in which `DraftSession.wants_made` becomes true to
-            the first one for which `made` returns drafts.
-        verifies_trees: whether drafts may be trees; if not, they are chains.
+        graph_of: returns the kind of graph that a step would run in, for `sam.pad_drafts`.
+        sampler_us: returns the microseconds that the host spent in samplers since the last call.
+        heard: returns the positions that the model scored since the last call, or None. Its
+            argument says whether the gate is open.
+        made: returns a draft model's drafts for this step (arguments of `Source.receive`), or None.
+        made_after: number of steps from the step in which `DraftSession.wants_made` becomes true
+            to the first step for which `made` returns drafts.
+        verifies_trees: whether the engine can verify draft trees; if not, it gets chains only.
     """
 
     graph_of: GraphOf = no_graphs

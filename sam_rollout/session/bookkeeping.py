@@ -17,15 +17,15 @@ logger = logging.getLogger(__name__)
 
 
 class Bookkeeping:
-    """Records every engine step. If noting a step fails, no further step is noted.
+    """Records every engine step, until recording a step fails for the first time.
 
-    `record` says whether steps are noted and `drain` is called.
+    If `record` is false, steps are not recorded, and the caller need not call `drain`.
     """
 
     def __init__(
         self, limits: Limits, sources: Sequence[str], sampler_us: Callable[[], float], record: bool
     ) -> None:
-        self.failures = 0  # number of failures to note an engine step
+        self.failures = 0  # how often recording an engine step failed
         self.ledger = RequestLedger(limits, len(sources))
         self._k = limits.k
         self._places = [NAMES.index(name) for name in sources]
@@ -34,7 +34,7 @@ class Bookkeeping:
         self._record = record
 
     def follow(self, request_ids: list[str], live: Container[str]) -> list[str]:
-        """Take in a changed batch; return the requests that have ended."""
+        """Register the requests of a changed batch; return the requests that have ended."""
         ended = self.ledger.follow(request_ids, live)
         if not self._record:
             self.ledger.drain()  # otherwise the ledger would keep totals of ended requests
@@ -43,10 +43,11 @@ class Bookkeeping:
     def end(
         self, started_ns: int, offered: np.ndarray | None, budget: int, *, branches: bool = False
     ) -> None:
-        """End the session's part of a step, which began at `started_ns`.
+        """Record a step after its drafts were made.
 
-        `offered`, bool[B], has the rows that may draft; it is None if no row may. `budget` is the
-        gate's decision. `branches` says whether drafts may be trees.
+        `started_ns` is the time at which the session began to work on the step. `offered`, bool[B],
+        marks the requests that may draft; None marks no request. `branches` says whether drafts may
+        be trees.
         """
         self.ledger.offer(offered)
         if self._record and not self.failures:
@@ -60,7 +61,7 @@ class Bookkeeping:
                 )
             except Exception:
                 self.failures += 1
-                self._notes = []  # an incomplete list of notes is useless
+                self._notes = []  # notes with a gap are useless
                 logger.warning(
                     "Engine steps cannot be recorded any more, and count as steps without drafts. "
                     "Drafting goes on.",
@@ -68,7 +69,7 @@ class Bookkeeping:
                 )
 
     def drain(self) -> dict[str, Any]:
-        """Return and reset the record; `DraftSession.drain` adds the counters of other parts."""
+        """Return and reset the record, to which `DraftSession.drain` adds further counters."""
         return {
             "steps": self._columns(),
             "clock_s": time.monotonic(),
@@ -78,7 +79,7 @@ class Bookkeeping:
         }
 
     def _columns(self) -> dict[str, list[Any]]:
-        """Return the columns of `DraftNote`, and `noted_s`, each note's time (CLOCK_MONOTONIC)."""
+        """Return one column per field of a step's record, and `noted_s` (CLOCK_MONOTONIC)."""
         notes, self._notes = self._notes, []
         if not notes:
             return {name: [] for name in ("noted_s", *NOTE_COLUMNS)}
@@ -107,6 +108,6 @@ class Bookkeeping:
 
 
 def _lists(table: np.ndarray, drafted: np.ndarray) -> list[list[int]]:
-    """Return a list per step, which is empty if the step verified no draft."""
+    """Return each step's row of a table as a list, empty if the step verified no drafts."""
     both = zip(table.tolist(), drafted.tolist(), strict=True)
     return [row if known else [] for row, known in both]

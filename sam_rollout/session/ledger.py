@@ -1,7 +1,7 @@
 """Counts drafted and accepted tokens per request, per step, and by the length of the context.
 
-Padding tokens (``padding.py``) are not counted as drafts. They come after a row's draft tokens, so
-the first accepted tokens of a row are draft tokens.
+Padding tokens (``padding.py``) are not counted as draft tokens. They follow a request's draft
+tokens, so a request's first accepted tokens are draft tokens.
 """
 
 from collections.abc import Container
@@ -16,17 +16,17 @@ from sam_rollout.telemetry.records import RequestTotals
 from sam_rollout.telemetry.schema import CONTEXT_COUNTERS, CONTEXT_EDGES, CONTEXT_KINDS
 
 VERIFY_STEPS, DRAFTED, ACCEPTED, OPEN_STEPS, OPEN_TOKENS = range(5)
-# A step's sums: requests with drafts, their draft tokens, accepted draft tokens, padding tokens,
-# accepted padding tokens. From BY_PLACE on: accepted tokens by position [k], drafted tokens by
-# source, accepted tokens by source.
+# These are the indices of a step's sums: requests with drafts, draft tokens, accepted draft tokens,
+# padding tokens, accepted padding tokens. From BY_PLACE on there are accepted tokens by position in
+# the draft [k], draft tokens by source, and accepted tokens by source.
 REQUESTS, TOKENS, KEPT, FILLING, KEPT_FILLING, BY_PLACE = range(6)
 
 
 class RequestLedger:
-    """Keeps the totals of each request, and, since the last drain, of all by length of context.
+    """Keeps totals per request, and counts by length of the context since the last drain.
 
     Attributes:
-        step: int64 [5 + k + 2 * sources], the last booked step's sums; see ``BY_PLACE``.
+        step: int64 [5 + k + 2 * sources], the sums of the last step that was added (``BY_PLACE``).
     """
 
     def __init__(self, limits: Limits, sources: int) -> None:
@@ -39,14 +39,14 @@ class RequestLedger:
         self._anything_offered = False
         self._edges = np.array(CONTEXT_EDGES, np.int32)
         self._by_context = np.zeros((len(CONTEXT_KINDS), len(CONTEXT_EDGES)), np.int64)
-        self._filling = np.zeros(2, np.int64)  # padding tokens verified, and accepted
+        self._filling = np.zeros(2, np.int64)  # padding tokens: verified, accepted
         self._parked: dict[str, np.ndarray] = {}
         self._finished: dict[str, RequestTotals] = {}
 
     def follow(self, request_ids: list[str], live: Container[str]) -> list[str]:
-        """Take in a changed batch; return the requests that ended since the last call.
+        """Register a changed batch; return the requests that ended since the last call.
 
-        `live` holds all requests that have not ended, in the batch or not.
+        `live` holds all requests that have not ended, also those outside the batch.
         """
         row_of = {request_id: row for row, request_id in enumerate(self._ids)}
         count = len(request_ids)
@@ -66,7 +66,7 @@ class RequestLedger:
         return ended
 
     def book(self, verified: Verified, num_tokens: np.ndarray, *, drafted: bool) -> None:
-        """Add a step to the totals; `drafted`: whether it had draft or padding tokens to verify."""
+        """Add a step to the totals; `drafted` says whether it verified draft or padding tokens."""
         if not (drafted or self._anything_offered):
             self.step.fill(0)
             return
@@ -78,7 +78,7 @@ class RequestLedger:
         self._filling += self.step[FILLING:BY_PLACE]
 
     def offer(self, rows: np.ndarray | None) -> None:
-        """Note the rows, bool [batch], that may draft in the next step; None if no row may."""
+        """Set the requests that may draft in the next step: bool [batch], or None if none may."""
         if rows is not None:
             self._offered[: len(rows)] = rows
         elif self._anything_offered:
@@ -86,7 +86,7 @@ class RequestLedger:
         self._anything_offered = rows is not None
 
     def take_counters(self) -> dict[str, int]:
-        """Return and reset the counts by context and of padding, named without ``sam/``."""
+        """Return and reset the counts by length of the context and the counts of padding tokens."""
         values = zip(CONTEXT_COUNTERS, self._by_context.ravel().tolist(), strict=True)
         seen = np.tile(self._by_context[0] > 0, len(CONTEXT_KINDS)).tolist()
         found = {f"draft/{n}": v for (n, v), known in zip(values, seen, strict=True) if known}
@@ -96,7 +96,7 @@ class RequestLedger:
         return found | {"draft/padding_tokens": filling, "draft/accepted_padding_tokens": kept}
 
     def drain(self) -> dict[str, RequestTotals]:
-        """Return the totals of requests that ended since the last call, and of live ones."""
+        """Return the totals of requests that ended since the last call, and of live requests."""
         ended, self._finished = self._finished, {}
         live = self._parked | {name: self._counts[:, row] for row, name in enumerate(self._ids)}
         return ended | {name: RequestTotals(*counts.tolist()) for name, counts in live.items()}

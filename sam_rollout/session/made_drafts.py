@@ -1,4 +1,4 @@
-"""Decides when the engine's own drafter (the model) runs, and takes in the model's drafts."""
+"""Decides when the draft model runs, and takes its drafts from the engine."""
 
 import numpy as np
 
@@ -8,30 +8,29 @@ from sam_rollout.gating.model_price import ModelPrice
 from sam_rollout.session.adapter import EngineHooks
 from sam_rollout.sources.model import ModelSourceConfig
 
-# A closed gate sometimes makes a look: drafts are found but not handed over. If the model's drafts
-# are missing, the look is postponed, and the model runs for `_LOOK_AHEAD` steps, so that its drafts
-# exist when the gate decides again.
+# A closed gate sometimes makes a look: a step for which drafts are made and counted, but not handed
+# over to the engine. If the draft model's drafts are missing then, the look is postponed, and the
+# model runs for `_LOOK_AHEAD` steps, so that its drafts exist when the gate decides again.
 _LOOK_AHEAD = 8
 
 
 class MadeDrafts:
-    """Asks for the model's drafts while the gate is open and `price` says that the model pays."""
+    """Asks for the draft model's drafts while the gate is open and `price` finds that they pay."""
 
     def __init__(
         self, config: ModelSourceConfig, hooks: EngineHooks, price: ModelPrice | None
     ) -> None:
-        self.wanted = False  # whether the model should draft in the next step
+        self.wanted = False  # whether the draft model should run in the next step
         self._expected, self._trains = config.enabled, config.trains
         self._made, self._made_after = hooks.made, hooks.made_after
         self._price = price
-        self._asked = 0  # number of successive steps, up to the last one, that wanted drafts
-        self._lacking = False  # whether this step lacks drafts that a later step may have
-        self._looks_ahead = 0  # further steps in which the model runs for a look
+        self._asked = 0  # number of successive steps, up to the last, that wanted drafts
+        self._lacking = False  # whether the model's drafts are missing, but may come later
+        self._looks_ahead = 0  # steps in which the model still runs for a look
 
     def take(self) -> tuple[Int32Array, np.ndarray | None] | None:
-        """Take the drafts for this step, if there are any."""
+        """Take the draft model's drafts for this step from the engine; None if there are none."""
         made = self._made()
-        # A look is postponed if the model is worth its passes and its drafts may still come.
         self._lacking = (
             self._expected
             and made is None
@@ -41,12 +40,10 @@ class MadeDrafts:
         return made
 
     def ask(self, step: EngineStep, *, was_open: bool, is_open: bool, looks: bool) -> bool:
-        """Decide whether the model drafts next; return whether a look is postponed.
+        """Decide whether the draft model runs in the next step; return whether a look is postponed.
 
-        Args:
-            step: the engine step that the gate has just observed.
-            was_open, is_open: whether the gate was open for this step, and is open for the next.
-            looks: whether the gate wants drafts to be found but not verified.
+        `was_open` and `is_open` say whether the gate was open for this step, and is open for the
+        next step. `looks` says whether the gate wants a look.
         """
         self._looks_ahead -= self._looks_ahead > 0
         waits = looks and self._lacking
@@ -60,6 +57,6 @@ class MadeDrafts:
         return waits
 
     def end_step(self) -> None:
-        """After a training step, try a model's drafts again if the run trains the model."""
+        """End a training step: if the run trains the draft model, try its drafts again soon."""
         if self._price is not None and self._trains:
             self._price.expect_better()

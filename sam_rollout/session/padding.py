@@ -2,8 +2,8 @@
 
 vLLM captures full decode graphs for steps in which every request has exactly k draft tokens. Other
 steps run in piecewise graphs, or without any graph if ``cudagraph_mode`` is FULL_DECODE_ONLY (usual
-on NPUs). With vllm-ascend, users measured 107 tokens/s if some steps had no graph, and 368 with
-padding (its issue 16637). Missing draft tokens are filled up with copies of the text's last token.
+on NPUs). Users of vllm-ascend measured 107 tokens/s while some steps ran without a graph, and 368
+with padding (vllm-ascend's issue 16637). Padding tokens are copies of the text's last token.
 """
 
 from collections.abc import Callable
@@ -23,32 +23,34 @@ from sam_rollout.automaton.compilation import (
 from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.in_flight import DraftBatch
 
-# (tokens of a step, whether every request has the same number) -> the graph of that step.
+# Returns the kind of graph in which a step would run. The arguments say how many tokens the step
+# has, and whether all requests have the same number of tokens.
 GraphOf = Callable[[int, bool], str]
-FULL_GRAPH, NO_GRAPH = "FULL", "NONE"  # any other value means piecewise graphs
+FULL_GRAPH, NO_GRAPH = "FULL", "NONE"  # every other kind of graph is piecewise
 
 
 def no_graphs(_num_tokens: int, _uniform: bool) -> str:
-    """Return the graph of any step of an engine without captured graphs: none."""
+    """Return NO_GRAPH, for an engine that captures no graphs."""
     return NO_GRAPH
 
 
-NO_PADDING = "no step"  # result of `DraftPadding.describe` if no step is filled up
+NO_PADDING = "no step"  # how `DraftPadding.describe` says that no step is filled up
 
 
 def padding_by_rows(setting: str, graph_of: GraphOf, limits: Limits) -> np.ndarray:
-    """Decide which steps to fill up, by the graphs in which they would run.
+    """Decide which steps to fill up to k draft tokens per request.
+
+    With the setting ``auto``, the graphs in which steps would run decide:
 
     * If even a filled-up step has no full graph, no step is filled up.
     * If a step without drafts runs without any graph, every step is filled up.
-    * If a step without drafts runs in piecewise graphs, only steps that draft are filled up.
-      Without drafts, k more tokens per request would slow down a large batch.
+    * If a step without drafts runs in piecewise graphs, only steps with drafts are filled up. In a
+      large batch, k more tokens per request would slow down the other steps.
 
-    ``always`` and ``never`` need no ``graph_of``. A filled step never exceeds the engine's limit of
-    tokens.
+    No step is filled up beyond the engine's limit of tokens per step.
 
     Returns:
-        bool [2, max_rows + 1], whether a step is filled up, by [gate open][number of requests].
+        bool [2, max_rows + 1], indexed by [gate open][number of requests]; true: fill the step up.
     """
     k = limits.k
     most = min(limits.max_rows, limits.max_batched_tokens // (1 + k))
@@ -63,7 +65,7 @@ def padding_by_rows(setting: str, graph_of: GraphOf, limits: Limits) -> np.ndarr
 
 
 class DraftPadding:
-    """Fills drafts up to k tokens; see ``padding_by_rows`` for the arguments.
+    """Fills drafts up to k tokens.
 
     Attributes:
         in_use: Whether any step is ever filled up.
@@ -72,12 +74,12 @@ class DraftPadding:
     def __init__(self, setting: str, graph_of: GraphOf, limits: Limits) -> None:
         warm_up(_fill_up)
         self._by_rows = padding_by_rows(setting, graph_of, limits)
-        self._applies = self._by_rows.tolist()  # lists are fast to index
+        self._applies = self._by_rows.tolist()  # indexing a list is faster than indexing an array
         self.in_use = bool(self._by_rows.any())
         self._max_model_len = limits.max_model_len
 
     def describe(self) -> str:
-        """Name the steps that are filled up, for the start-up report."""
+        """Describe in words which steps are filled up, for the log at the engine's start."""
         parts = []
         closed, opened = self._by_rows
         for steps, applies in (("every step", closed), ("steps that draft", opened & ~closed)):
@@ -86,7 +88,7 @@ class DraftPadding:
         return ", ".join(parts) or NO_PADDING
 
     def applies(self, rows: int, gate_open: bool) -> bool:
-        """Whether a step of `rows` requests is filled up."""
+        """Return whether a step of `rows` requests is filled up."""
         return self._applies[gate_open][rows]
 
     def fill_up(

@@ -1,23 +1,19 @@
-"""Makes the drafts for one batch between two forward passes, in any engine.
+"""Makes an engine's drafts between two forward passes of the model.
 
-An adapter (vLLM's proposer, vllm-ascend's runner, the benchmarks) hands over arrays and takes
-drafts. `DraftSession.step` has these stages:
+An adapter (vLLM's proposer, vllm-ascend's runner, the benchmarks) calls `DraftSession.step` with
+the texts and gets drafts. `step` has these stages:
 
-1. It takes in which requests joined the batch, left it and ended.
-2. It compares the last drafts with the samples (`Verified`).
-3. The gate sets the budget of draft tokens.
-4. The drafter reads every text's new tokens, and drafts if there is a budget.
-5. Drafts are filled up where a step has to keep the shape of a captured graph (`padding.py`).
-6. The step is noted for the record.
+1. The session registers which requests joined the batch, left it or ended.
+2. It counts how many tokens of the last drafts were accepted (`Verified`).
+3. The gate decides how many tokens each request may draft at most (the budget).
+4. The drafter reads every text's new tokens. It drafts if the budget is above 0.
+5. If the step has to keep the shape of a captured graph, drafts are filled up (`padding.py`).
+6. The step is recorded.
 
 An engine may prepare its next step before the drafts are known. Such a step has exactly k draft
 tokens per request, padding included. `step` then drafts at once if the gate's last decision was to
-open. While the engine computes, the adapter calls `settle`: the gate then decides again, and the
-step is noted.
-
-A drafter that fails is switched off, logged once and counted, and the rollout goes on. While the
-gate is closed, the drafter reads new tokens and hands over no drafts. A request's state is freed
-when the request ends, and its totals are freed with the next drain.
+open. While the engine computes, the adapter calls `settle`, in which the gate decides again and
+the step is recorded.
 """
 
 import contextlib
@@ -47,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 def why_chains(config: SamConfig) -> str:
-    """Say why no engine drafts trees with these settings; return "" if an engine may."""
+    """Return the reason why these settings rule out draft trees; "" if they allow trees."""
     if config.max_draft_tokens == 1:
         return "a tree of one token is a chain"
     if config.draft_shape == "auto" and config.gate.kind != "auto":
@@ -56,7 +52,7 @@ def why_chains(config: SamConfig) -> str:
 
 
 def shapes_of(config: SamConfig) -> tuple[str, ...]:
-    """Return the shapes of drafts to choose from if the engine verifies trees."""
+    """Return the draft shapes that the gate may choose from, in an engine that verifies trees."""
     if config.draft_shape == "chain" or why_chains(config):
         return ("chain",)
     return ("tree",) if config.draft_shape == "tree" else ("chain", "tree")
@@ -66,14 +62,12 @@ class DraftSession:
     """Makes the drafts for the requests of one engine.
 
     Args:
-        config: validated, with speculation enabled.
-        requests: the engine's requests.
-        exchange: the channel to engines that run in lockstep with this engine; None without any.
-        record: whether to keep per-step and per-request records; the caller then has to `drain`.
-        hooks: functions of the engine that the session calls.
+        config: validated settings, with `enabled` true.
+        exchange: the channel to engines that run in lockstep with this engine, if there are any.
+        record: whether to record steps and requests. If so, the caller has to call `drain`.
 
     Attributes:
-        gate, drafter: `drafter` is None once it has failed.
+        drafter: None after the drafter has failed.
         wants_drafts: whether the next step needs room for drafts or padding.
 
     Raises:
@@ -103,7 +97,7 @@ class DraftSession:
         price = ModelPrice(limits) if measures and {*names} > {"model"} else None
         self._made = MadeDrafts(config.sources.model, hooks, price)
         self._books = Bookkeeping(limits, names, hooks.sampler_us, record)
-        self._batch = self.drafter.batch  # kept after the drafter fails, since padding goes on
+        self._batch = self.drafter.batch  # still used for padding after the drafter has failed
         self._padding = functools.partial(
             DraftPadding, setting=config.pad_drafts, graph_of=hooks.graph_of, limits=limits
         )
@@ -112,27 +106,28 @@ class DraftSession:
         self.wants_drafts = False
         self._paused = False
         self._request_ids: list[str] = []
-        # By shape: the requests of the batch that may not have drafts of this shape.
+        # For each draft shape, the requests of the batch that may not have such drafts.
         self._left_out: list[set[str]] = [set() for _ in shapes]
-        # By shape: int32[B], 1 for rows that may draft and 0 for others; the int 1 if all may.
+        # For each draft shape: int32[B], 1 for requests that may have such drafts, else 0. If all
+        # requests may, the int 1 stands for the array.
         self._may_draft: list[int | np.ndarray] = [1] * len(shapes)
-        self._shares = (1.0,) * len(shapes)  # by shape, the share of rows that may draft it
+        self._shares = (1.0,) * len(shapes)  # by shape, the share of requests that may have it
         self._gate_open = False  # whether the gate was open when the last drafts were made
-        self._may_open = False  # whether the gate's last decision lets drafts be verified
-        # A step that `step` postponed to `settle`: the step, whether it verified drafts, the
-        # budget, and the time (ns) at which drafting ended.
+        self._may_open = False  # whether drafts may be verified by the gate's last decision
+        # What `settle` needs to finish a step: the step, whether it verified drafts, the budget,
+        # and the time (ns) at which drafting ended.
         self._unsettled: tuple[EngineStep, bool, int, int] | None = None
-        self._wasted = False  # whether the gate decided against the drafts of the step under way
+        self._wasted = False  # whether the gate decided otherwise after the step got its drafts
         self._drained: Mapping[str, float] = {}  # counters at the last drain
 
     @property
     def wants_made(self) -> bool:
-        """Whether the engine's own drafter should draft for the next step."""
+        """Whether the engine's draft model should draft for the next step."""
         return self._made.wanted
 
     @functools.cached_property
     def padding(self) -> DraftPadding:
-        """The padding of steps; made on first use, after graphs were captured."""
+        """The object that pads drafts; made on first use, because graphs must be captured first."""
         try:
             return self._padding()
         except Exception:
@@ -151,23 +146,23 @@ class DraftSession:
         room: bool = True,
         whole: bool = False,
     ) -> DraftBatch:
-        """Take in the engine's last step, and draft for its next one.
+        """Learn from the engine's last step, and draft for its next step.
 
         Args:
-            request_ids: B ids in row order. Each call gets a new list, or the last call's list
+            request_ids: B request ids in row order. Pass a new list in each call, or the same list
                 unchanged.
-            token_ids: int32[R >= B, L], row i begins with the text of request i; read in place.
-            num_tokens: int32[B], known tokens of each row.
-            sampled: int32[B], tokens that each row gained in this step, bonus token included; 0 for
-                a prompt that is still being computed. Each call needs a new array, because the next
-                call reads the last array again.
-            room: whether the engine's next step can verify drafts. If not, there are no drafts;
-                `wants_drafts` says whether the step after it should have room.
-            whole: whether a step with room has exactly k draft tokens for each request. If so, the
-                gate's last decision counts, and the gate decides again in `settle`.
+            token_ids: int32[R >= B, L], row i begins with the text of request i; not copied.
+            num_tokens: int32[B], the number of known tokens of each request.
+            sampled: int32[B], the number of tokens that each request gained in this step, bonus
+                token included; 0 for a prompt that is still being computed. Pass a new array in
+                each call, because the next call reads the last array again.
+            room: whether the engine's next step can verify drafts. If it cannot, no drafts are
+                made, and `wants_drafts` says whether later steps should be able to.
+            whole: whether a step that can verify drafts has exactly k draft tokens per request. If
+                so, the gate's last decision counts, and the gate decides again in `settle`.
 
         Returns:
-            The drafts with their padding, valid until the next call.
+            The drafts with their padding. They are valid until the next call.
         """
         self.settle()
         if self.drafter is not None and not self._paused:
@@ -242,7 +237,7 @@ class DraftSession:
         return batch
 
     def settle(self) -> None:
-        """Let gate and record process the step that `step` postponed, if there is one."""
+        """Let the gate learn from the last step, and record it, if `step` has not done so."""
         if self._unsettled is None or self.drafter is None:
             return
         (step, drafted, budget, until_ns), self._unsettled = self._unsettled, None
@@ -257,27 +252,26 @@ class DraftSession:
             self._switch_off()
 
     def _decide(self, step: EngineStep, drafted: bool, *, whole: bool, room: bool) -> int:
-        """Book a step; return the gate's budget for the next step, 0 if that step has no room."""
+        """Count a step's tokens; return the next step's budget, 0 if it cannot verify drafts."""
         self._books.ledger.book(step.verified, step.num_tokens, drafted=drafted)
         was_open = self._may_open
         budget = self.gate.next_budget(step, whole=whole, room=room)
-        # In a look (`made_drafts.py`), the drafter finds drafts but hands none over.
         drafts = self._may_open = hands_over(budget, self.gate.least_chance)
         looks = budget > 0 and not drafts
         if self._made.ask(step, was_open=was_open, is_open=drafts, looks=looks):
             budget = 0
-        # Padding needs room just like drafts.
         rows = len(step.num_tokens)
         self.wants_drafts = drafts or self.padding.applies(rows, gate_open=False)
         return budget if room or not drafts else 0
 
     def _follow(self, drafter: SamDrafter, request_ids: list[str]) -> None:
-        """Take in a changed batch, and free the state of requests that ended."""
+        """Register a changed batch, and free the state of requests that ended."""
         ended = self._books.follow(request_ids, live=self._requests.live)
         drafter.finish(ended)
         before = set(self._request_ids)
         if not self._record and before.isdisjoint(request_ids):
-            # Without a record, a batch that has only new requests marks the end of a training step.
+            # Without a record, `drain` is not called. Then a batch that shares no request with the
+            # batch before it marks the end of a training step.
             drafter.end_step()
         joined = [request_id for request_id in request_ids if request_id not in before]
         if drafter.needs_identity:
@@ -296,7 +290,7 @@ class DraftSession:
         self._request_ids = list(request_ids)
 
     def exchange_texts(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:
-        """Exchange texts as in `Source.exchange`; a failed exchange loses its pieces."""
+        """Exchange texts as in `Source.exchange`; if the exchange fails, its texts are lost."""
         if self.drafter is not None:
             try:
                 return self.drafter.exchange(origin, pieces)
@@ -311,7 +305,7 @@ class DraftSession:
         return []
 
     def pause(self, paused: bool) -> None:
-        """Begin or end a phase without drafts or record; called while no request is under way."""
+        """Begin or end a phase without drafts and record; called while no request runs."""
         self.settle()
         self._paused, self.wants_drafts = paused, False
         self._heard(False)
@@ -319,11 +313,11 @@ class DraftSession:
     def end_step(
         self, going_on: Iterable[RequestIdentity] = ()
     ) -> tuple[dict[str, int], dict[str, int]]:
-        """End a training step, see `drain`; return the drafter's counters and levels, if any."""
+        """End a training step (see `drain`); return the drafter's counters and levels, if any."""
         self.settle()
         if (drafter := self.drafter) is not None:
             try:
-                # The training step's last requests ended after the last batch, unnoticed by `step`.
+                # `step` cannot notice that the last batch's requests have ended, so look again.
                 live = self._requests.live
                 drafter.responses.interrupted = {one.key: one.group_key for one in going_on}
                 self._follow(drafter, [one for one in self._request_ids if one in live])
@@ -336,7 +330,7 @@ class DraftSession:
         return {}, {}
 
     def _switch_off(self) -> None:
-        """Go on without a drafter; called while the drafter's exception is handled."""
+        """Go on without the drafter, whose exception is being handled."""
         self.failures += 1
         self.drafter = None  # its state can no longer be trusted
         with contextlib.suppress(Exception):
@@ -345,7 +339,7 @@ class DraftSession:
             "The drafter failed and is switched off; the rollout continues without drafts.",
             exc_info=True,
         )
-        # Later changes of the batch are not noticed, so its requests' totals are closed now.
+        # Later changes of the batch are not noticed, so the totals of its requests end now.
         with contextlib.suppress(Exception):  # the ledger may be what failed
             self._books.follow([], live=())
 
@@ -353,12 +347,13 @@ class DraftSession:
         """End a training step; return and reset the record since the last call.
 
         Args:
-            going_on: identities of the responses that have not ended, running or interrupted.
+            going_on: identities of the responses that have not ended, both running and interrupted.
 
         Returns:
-            ``steps`` (the columns of ``Bookkeeping``), ``clock_s`` and ``host`` (the present time
-            on the clock that times the steps, and the clock's host), ``requests`` (the fields of
-            ``RequestTotals`` by request id), and ``counters`` (by metric without ``sam/``).
+            A mapping with the keys ``steps`` (the recorded steps as columns), ``clock_s`` (the time
+            of this call on the clock of the steps' times), ``host`` (the machine of that clock),
+            ``requests`` (the fields of ``RequestTotals``, by request id) and ``counters`` (by
+            metric, without ``sam/``).
         """
         totals, levels = self.end_step(going_on)
         totals |= {
