@@ -1,4 +1,4 @@
-"""Verifies drafts such that each response gets the same tokens as without drafts.
+"""Verifies drafts in such a way that each response gets the same tokens as without drafts.
 
 The token of every position is drawn from the target distribution with the position's own random
 number. Draft tokens are accepted as long as they equal these tokens (docs/verification.md).

@@ -19,7 +19,7 @@ from sam_rollout.verification.gumbel_cpu import UNIT, draw_on_cpu
 # every e is finite.
 _MIX_1 = 0x85EBCA6B - (1 << 32)
 _MIX_2 = 0xC2B2AE35 - (1 << 32)
-# How many noise values are made at a time. On a CPU, these values stay in the cache.
+# Number of noise values that are made at a time. On a CPU, they have to fit into the cache.
 _PIECE = {"cpu": 1 << 20}
 _DEVICE_PIECE = 1 << 24
 _HAS_TRITON = find_spec("triton") is not None
@@ -35,7 +35,7 @@ def draw_gumbel(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
         bits: int64 [rows], the random bits of the drawn positions (``keyed_bits``).
 
     Returns:
-        int64 [rows], token ids; the smallest of several equally good ids.
+        int64 [rows], token ids; among equally good tokens, the smallest id.
     """
     if logits.is_cpu:
         return draw_on_cpu(logits, bits)
@@ -47,7 +47,7 @@ def draw_gumbel(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
 
 
 def draw_by_operations(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    """Draw like ``draw_gumbel``, with torch's operations alone."""
+    """Draw like ``draw_gumbel``, with operations of torch alone."""
     rows, vocabulary = logits.shape
     noise = _Noise(rows, vocabulary, logits.device)
     drawn = []
@@ -71,7 +71,7 @@ class _Noise:
         self.rows = max(1, min(rows, most // vocabulary))
         self._hashed = torch.empty(self.rows, vocabulary, dtype=torch.int32, device=device)
         self._spare = torch.empty_like(self._hashed)
-        # Without this hash, whole ranges of tokens would have equal noise in different rows.
+        # Ids are hashed, because otherwise ranges of tokens would have equal noise in several rows.
         self._tokens = torch.arange(vocabulary, dtype=torch.int32, device=device)
         spare = self._spare[0]
         _fold(_fold(_fold(self._tokens, 16, spare).mul_(_MIX_1), 13, spare).mul_(_MIX_2), 16, spare)
@@ -83,8 +83,8 @@ class _Noise:
         torch.bitwise_xor(self._tokens, low, out=hashed)
         _fold(hashed, 16, spare).mul_(_MIX_1).add_(high)
         _fold(hashed, 13, spare).mul_(_MIX_2)
-        # Unlike in `_fold`, this shift is arithmetic: it repeats the sign bit. The mask then drops
-        # bit 31. Every kernel has to do the same.
+        # Unlike the shift in `_fold`, this shift is arithmetic: it repeats the sign bit. Then the
+        # mask drops bit 31. Every kernel has to do the same.
         torch.bitwise_right_shift(hashed, 16, out=spare)
         hashed.bitwise_xor_(spare).bitwise_and_((1 << 31) - 1).bitwise_or_(1)
         floats = spare.view(torch.float32)

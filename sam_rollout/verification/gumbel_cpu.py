@@ -2,10 +2,11 @@
 
 A token with logit z beats the best score so far if its exponential number e is below exp(z - best).
 The number e is at least u, the uniform number from which e is computed. So a token loses unless u
-is below an upper bound of exp(z - best). With exp(z - best) = 2**x, the bound is the chord of 2**x
-between the integers around x: as a float, it has the bits of x plus the exponent's bias in fixed
-point. This cheap test rejects most tokens. For the others, some ten per row, e is computed in
-double precision.
+is below an upper bound of exp(z - best). To find such a bound, write exp(z - best) as 2**x. A
+straight line between the values of 2**x at the integers below and above x lies above 2**x. To
+compute its value, take x plus the bias of a float's exponent as a fixed-point number with 23
+fraction bits, and read its bits as a float. This cheap test rejects most tokens. Only for the
+remaining tokens, about ten per row, e is computed in double precision.
 """
 
 import contextlib
@@ -28,10 +29,10 @@ THREAD_TOKENS = 1 << 21  # a thread gets at least this many logits, some ms of w
 MIX_1, MIX_2 = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
 UNIT = (1 - 2.0**-24) * 2.0**-31
 _UNIT_32 = np.float32(UNIT)
-_PER_NAT = np.float32(2.0**23 / math.log(2))  # how much a float's bits, as an integer, grow per nat
+_PER_NAT = np.float32(2.0**23 / math.log(2))  # growth per nat of a float's bits, read as an integer
 # The bits of 1.0, plus a margin for rounding. A token whose logit is more than 88 nats below the
-# best score cannot win. For the others, rounding one operation or constant changes `fixed` (in
-# `_may_win`) by 64 at most.
+# best score cannot win. For every other token, rounding one operation or constant changes `fixed`
+# (in `_may_win`) by 64 at most.
 _ONE = np.float32(127 * 2**23 + 512)
 _LARGEST = np.float32(254 * 2**23)
 
@@ -96,7 +97,7 @@ def _below(score: Any) -> Any:
 
 @numba.njit(inline="always")
 def _may_win(logit: Any, best: Any, number: Any) -> Any:
-    """Whether a token passes the cheap test; every token that beats the best score passes."""
+    """Return whether a token passes the cheap test; no token that beats the best score fails."""
     fixed = (logit - best) * _PER_NAT + _ONE
     fixed = fixed if fixed > np.float32(0) else np.float32(0)  # NaN becomes 0, too
     fixed = fixed if fixed < _LARGEST else _LARGEST
@@ -111,7 +112,7 @@ def _draw_rows(logits: Any, bits: Any, tokens: Any, hashes: Any) -> None:
         low, high = np.uint32(bits[row]), np.uint32(bits[row] >> 32)
         best, token = -np.inf, 0
         for start in range(0, logits.shape[1], BLOCK):
-            # Slices need no test of the indices, so the loop becomes vector instructions.
+            # Indices into slices need no checks, so the loop is compiled to vector instructions.
             some, hashed = logits[row, start : start + BLOCK], hashes[start : start + BLOCK]
             least, passed = _below(best), np.int32(0)
             for at in range(len(some)):

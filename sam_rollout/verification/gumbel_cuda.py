@@ -10,7 +10,7 @@ import triton.language as tl
 
 from sam_rollout.verification.gumbel_cpu import MIX_1, MIX_2, UNIT
 
-BLOCK = 2048  # tokens read at a time; each index in the block keeps the best token it has had
+BLOCK = 2048  # tokens read at a time; the best token is kept for each place in a block
 _MIX_1 = tl.constexpr(int(MIX_1))
 _MIX_2 = tl.constexpr(int(MIX_2))
 _UNIT = tl.constexpr(UNIT)
@@ -37,8 +37,8 @@ def _draw_row(logits, bits, tokens, vocabulary, BLOCK: tl.constexpr):
         token = start + places
         score = tl.load(logits + row * vocabulary + token, token < vocabulary, float("-inf"))
         word = _mix(_mix(token.to(tl.uint32), 0) ^ low, high)
-        # `_mix` shifts zeros in. The other kernels' last right shift is arithmetic, so a set sign
-        # bit flips bits 16 to 30. Do the same here, and drop the sign bit.
+        # In the other kernels, the last right shift is arithmetic, so a set sign bit flips bits 16
+        # to 30. `_mix` shifts zeros in, so these bits are flipped here. The sign bit is dropped.
         word = tl.where(word >> 31 != 0, word ^ 0x7FFF0000, word) & 0x7FFFFFFF | 1
         uniform = word.to(tl.int32).to(tl.float32) * _UNIT
         rest = 1.0 - uniform

@@ -1,8 +1,8 @@
 """Draws tokens from rows of probabilities, with one random number per row.
 
-Cumulative sums are taken over integers (fixed point), which give the same result in any batch and
-on any device. A large vocabulary is divided into blocks: a draw selects a block first, and then a
-token in it.
+Cumulative sums are taken over integers (fixed point), because integer sums do not depend on the
+order of summation. A large vocabulary is divided into blocks: a draw selects a block first, and
+then a token in this block.
 """
 
 import torch
@@ -12,12 +12,12 @@ from sam_rollout.verification.uniforms import logical_shift
 # In fixed point, the probability 1 is 2**40. The error is at most 2**-40, below the precision of a
 # float32 softmax. Products with 22 random bits stay below 2**63.
 FRACTION_BITS = 40
-_RANDOM_BITS = 22  # a draw uses two random numbers of this many bits
+_RANDOM_BITS = 22  # bits of each of the two random numbers that a draw uses
 BLOCK = 512  # tokens per block; near the square root of a large vocabulary
 
 
 def draw_tokens(probabilities: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    """Draw one token per row by inverting its cumulative distribution.
+    """Draw one token per row by inverting the row's cumulative distribution.
 
     No token of probability zero is drawn if the row holds a positive probability.
 
@@ -43,15 +43,15 @@ def draw_tokens(probabilities: torch.Tensor, bits: torch.Tensor) -> torch.Tensor
 
 
 def to_fixed_point(probabilities: torch.Tensor) -> torch.Tensor:
-    """Convert to integers and round up, so that every possible token remains possible."""
+    """Convert probabilities to integers, rounded up so that every possible token stays possible."""
     return probabilities.mul(2.0**FRACTION_BITS).ceil_().to(torch.int64)
 
 
 def _block_masses(probabilities: torch.Tensor) -> torch.Tensor:
-    """Sum each block of ``BLOCK`` tokens (the last may have fewer); return int64 [rows, blocks].
+    """Sum the probabilities in each block (the last may be smaller); return int64 [rows, blocks].
 
-    Whole blocks are summed in floating point, because converting every token would be slow. All
-    sums have ``BLOCK`` terms, so one kernel sums them in the same order for any number of rows.
+    Whole blocks are summed in floating point, because converting every token would be slow. Every
+    sum has ``BLOCK`` terms, so the order of summation does not depend on the number of rows.
     """
     rows, vocabulary = probabilities.shape
     whole = vocabulary // BLOCK * BLOCK
@@ -63,7 +63,7 @@ def _block_masses(probabilities: torch.Tensor) -> torch.Tensor:
 
 
 def _draw(masses: torch.Tensor, bits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Find the entry of each row that its random bits select; `bits` is int64 [rows]."""
+    """Find the entry in each row that the row's random bits select; `bits` is int64 [rows]."""
     cumulative = masses.cumsum(dim=1)
     return _search(masses, cumulative, _scale(bits, cumulative[:, -1]))
 
@@ -73,13 +73,13 @@ def _search(
     cumulative: torch.Tensor,  # int64 [rows, n], cumulative sums of `masses`
     target: torch.Tensor,  # int64 [rows]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Find each row's entry whose interval of the cumulative sum contains the target.
+    """Find the entry in each row whose interval of the cumulative sum contains the row's target.
 
     Returns:
         The entry's index, and the target's offset within the interval, both int64 [rows].
     """
-    # The target may lie beyond the sum, as a block's tokens may sum to less than the block's mass.
-    # Then the last entry is taken.
+    # If the target lies beyond the sum, the last entry is taken. This may happen because a block's
+    # tokens may sum to less than the block's mass.
     target = torch.minimum(target, cumulative[:, -1] - 1)
     index = (cumulative <= target.unsqueeze(1)).sum(dim=1)
     here = index.clamp(max=masses.shape[1] - 1).unsqueeze(1)
@@ -88,7 +88,7 @@ def _search(
 
 
 def _scale(bits: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """Return ``floor(u * total)`` without overflow, for u in [0, 1) made of 44 of the bits."""
+    """Return ``floor(u * total)`` without overflow, where 44 random bits make u in [0, 1)."""
     mask = (1 << _RANDOM_BITS) - 1
     high = logical_shift(bits, 64 - _RANDOM_BITS)
     low = (bits >> (64 - 2 * _RANDOM_BITS)) & mask

@@ -1,7 +1,7 @@
-"""Finds the rows of a request's draft tokens in the output of the target model.
+"""Finds the output rows of the target model that belong to each request's draft tokens.
 
-A request with n draft tokens owns n + 1 consecutive rows: one for each draft token and one for the
-position after them. The layout is computed on the device.
+A request with n draft tokens has n + 1 consecutive rows: one for each draft token, and one for the
+position after its draft. The layout is computed on the device.
 """
 
 from functools import cached_property
@@ -36,13 +36,13 @@ class DraftLayout:
 
     @cached_property
     def request_of_row(self) -> torch.Tensor:
-        """int64 [rows], the request that each row belongs to."""
+        """The request that each row belongs to, int64 [rows]."""
         # Without `output_size`, the host would have to wait until the device has computed the size.
         return self._requests.repeat_interleave(self.counts + 1, output_size=self.num_rows)
 
     @cached_property
     def rows(self) -> torch.Tensor:
-        """int64 [batch, max_drafts + 1], each request's rows, padded with other valid rows."""
+        """Each request's rows, padded with other valid rows, int64 [batch, max_drafts + 1]."""
         rows = self.first_row.unsqueeze(1) + self._places
         return rows.clamp_(max=self.num_rows - 1)
 
@@ -60,14 +60,14 @@ class DraftLayout:
         return spread.masked_fill(~self.is_draft, fill)
 
     def keep(self, tokens: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
-        """Keep each request's accepted tokens and the token after them, and clear the rest.
+        """Keep each request's accepted tokens and the token after them; clear all later tokens.
 
         Args:
             tokens: Integer [batch, max_drafts + 1].
             accepted: Integer [batch], number of accepted draft tokens.
 
         Returns:
-            int32 [batch, max_drafts + 1], cleared columns hold ``NO_TOKEN``.
+            int32 [batch, max_drafts + 1], where cleared entries are ``NO_TOKEN``.
         """
         beyond = self._places > accepted.unsqueeze(1)
         return tokens.masked_fill(beyond, NO_TOKEN).to(torch.int32)

@@ -1,7 +1,7 @@
 """Verifies draft trees with a coupled sampler.
 
-A request's output rows belong to the nodes of its tree: the first row to the last known token, the
-other rows to the draft tokens. A draft token is right if it equals the token drawn at its parent.
+Each output row of a request belongs to a node of its tree: the first row to the last known token,
+every other row to a draft token. A draft token is right if it equals the token drawn at its parent.
 It is accepted if all tokens before it on its path are right, too. So at most one path is accepted.
 """
 
@@ -13,14 +13,14 @@ from sam_rollout.verification.layout import DraftLayout
 
 
 class TreeShapes(NamedTuple):
-    """The trees of a step's draft tokens, one for each of B requests, with at most N draft tokens.
+    """The draft trees of a step with B requests, each with at most N draft tokens.
 
-    A column without a draft token is an ancestor of itself alone.
+    If a request has fewer than N tokens, each missing token is an ancestor of itself alone.
     """
 
-    parents: torch.Tensor  # int64 [B, N], the node before each token; 0 is the last known token
+    parents: torch.Tensor  # int64 [B, N], each token's parent node; node 0 is the last known token
     depths: torch.Tensor  # int64 [B, N], 1 for a child of the last known token
-    ancestors: torch.Tensor  # bool [B, N, N], [:, i, j]: token j is i or an ancestor of i
+    ancestors: torch.Tensor  # bool [B, N, N]; [:, i, j] is true if token j is i or i's ancestor
 
 
 def verify_tree(
@@ -33,8 +33,8 @@ def verify_tree(
         target_ids: int64 [num_rows], the token drawn at every node.
 
     Returns:
-        The result of ``DraftLayout.keep``, and the node at each depth of the path, int64 [batch, N
-        + 1], 0 beyond the end of the path.
+        The result of ``DraftLayout.keep``, and the node at each depth of the accepted path, int64
+        [batch, N + 1], 0 beyond the path's end.
     """
     first = layout.first_row.unsqueeze(1)
     drafts = layout.spread(draft_ids.to(torch.int64), fill=-1)
@@ -43,7 +43,7 @@ def verify_tree(
     accepted = ~(shapes.ancestors & wrong.unsqueeze(1)).any(dim=2)
     batch, most = drafts.shape
     nodes = torch.arange(1, most + 1, device=drafts.device).expand(batch, most)
-    # Nodes that are not accepted are written to a column that is cut off.
+    # Nodes that are not accepted are written to the last column, which is cut off.
     place = torch.where(accepted, shapes.depths, most + 1)
     path = torch.zeros(batch, most + 2, dtype=torch.int64, device=drafts.device)
     path = path.scatter_(1, place, nodes)[:, : most + 1]

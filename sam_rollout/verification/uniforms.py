@@ -1,8 +1,8 @@
 """Computes random bits as a pure function of a response's key and a token's position.
 
 The generator is SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
-OOPSLA 2014). Its n-th output is a hash of ``key + n * GOLDEN``, so it needs no state. Integer
-arithmetic gives the same bits on every device.
+OOPSLA 2014). Its n-th output is a hash of ``key + n * GOLDEN``, so the generator needs no state.
+Integer arithmetic gives the same bits on every device.
 """
 
 import torch

@@ -1,7 +1,8 @@
 """Verifies drafts by rejection sampling (Leviathan et al., arXiv 2211.17192) without loops.
 
-Each request draws one token. If draft tokens were rejected, this token replaces the first of them
-and is drawn from the rest of the distribution. Otherwise it is drawn after the last draft token.
+Each request also gets one newly drawn token. If a draft token is rejected, the drawn token takes
+its place and comes from the residual distribution. Otherwise the drawn token follows the last draft
+token and comes from the target distribution.
 """
 
 import torch
@@ -22,27 +23,27 @@ def verify_vectorised(
     greedy: torch.Tensor | None = None,
     scratch: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Accept or reject drafts, and draw the token that follows the last accepted one.
+    """Accept or reject draft tokens; draw each request's token after its last accepted token.
 
     Args:
         draft_ids: Integer [num_drafts]; negative ids are padding and always rejected.
         probabilities: float32 [num_rows, vocabulary], the target's probabilities after
             temperature, top-k and top-p.
-        accept_bits: int64 [num_rows], random bits for the test of the row's draft token.
-        draw_bits: int64 [num_rows], random bits for the draw at the row.
+        accept_bits: int64 [num_rows], random bits that decide on the row's draft token.
+        draw_bits: int64 [num_rows], random bits for drawing a token at the row.
         draft_probabilities: float32 [num_drafts, vocabulary], the distributions that a draft model
             sampled from; None for drafts that were not sampled (one-hot).
-        greedy: bool [batch], true for requests that take the likeliest token; None if no request
-            does.
-        scratch: float32 [at least batch, vocabulary], overwritten. On a CPU, allocating it
-            would take most of a call's time, so callers keep it from step to step.
+        greedy: bool [batch], true for requests that take the likeliest token; None if there are no
+            such requests.
+        scratch: float32 [at least batch, vocabulary], overwritten. Callers keep this buffer from
+            step to step, because on a CPU its allocation would take most of a call's time.
 
     Returns:
         See ``DraftLayout.keep``.
     """
     drafts = layout.spread(draft_ids.to(torch.int64), fill=-1)  # [batch, max_drafts]
     rows = layout.rows[:, :-1]
-    # For padding, token 0 is looked up; the negative id is rejected below.
+    # Padding has negative ids. Token 0 is looked up in their place; below, padding is rejected.
     chance = probabilities[rows, drafts.clamp(min=0)]
     if draft_probabilities is not None:
         proposed = draft_probabilities.gather(1, draft_ids.to(torch.int64).clamp(min=0)[:, None])
@@ -58,8 +59,8 @@ def verify_vectorised(
     final_row = layout.first_row + accepted
     scratch = None if scratch is None else scratch[: layout.batch]
     weights = torch.index_select(probabilities, 0, final_row, out=scratch)  # overwritten below
-    # `culprit` is the rejected draft token. It is negative if padding was rejected or all tokens
-    # were accepted; then nothing is removed from the target's distribution.
+    # `culprit` is the first rejected draft token. If padding was rejected or all draft tokens were
+    # accepted, `culprit` is negative, and nothing is removed from the target's distribution.
     beyond = drafts.new_full((layout.batch, 1), -1)
     culprit = torch.cat((drafts, beyond), dim=1).gather(1, accepted.unsqueeze(1))
     rejected = culprit >= 0
