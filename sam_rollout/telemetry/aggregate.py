@@ -1,7 +1,6 @@
 """Computes the metrics of one training step from engine steps, requests and counters.
 
-`schema.py` declares each metric and how it is computed from a `Rollout`. An engine step belongs to
-the long tail (metrics `sam/tail/...`) or to the bulk (metrics `sam/bulk/...`).
+`schema.py` declares each metric and how the metric is computed from a `Rollout`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,14 +30,14 @@ def aggregate(
 ) -> dict[str, float]:
     """Return the metrics of one training step, by full name; all values are finite.
 
-    Without any engine step, metrics are 0, except draft/acceptance_length, which is 1. Metrics that
-    need a missing counter are left out.
+    If there are no engine steps, metrics are 0, except draft/acceptance_length, which is 1. Metrics
+    that need a missing counter are left out.
 
     Args:
-        engine_steps: Tables of engine steps of all replicas for this training step.
-        requests: Tables of requests of all replicas for this training step.
-        tail_threshold: An engine step in the long tail schedules at most this many requests.
-        drafter_counters: Replica -> name of a counter, without `sam/` -> its increase in this step.
+        engine_steps, requests: One table of each replica for this training step.
+        tail_threshold: Largest number of scheduled requests in a step of the long tail.
+        drafter_counters: For each replica, the increases of counters in this training step, by name
+            without `sam/`.
         split: "train" or "val"; rows of the other split are ignored.
     """
     counters: dict[str, float] = {}
@@ -66,16 +65,16 @@ def aggregate(
 class Rollout:
     """The engines' records of one training step, for the functions that compute metrics.
 
-    Every numeric column of `StepRecord` is an attribute, a numpy array [steps]. The steps are in
-    order of replica and time, and null becomes 0.
+    Every numeric column of `StepRecord` is an attribute, a numpy array [steps]. Engine steps are
+    sorted by replica and then by time. A null value becomes 0.
 
     Attributes:
         requests: The table of requests.
-        counters: Counter's name -> its increase in this training step, summed over replicas.
+        counters: Increase of each counter in this training step, summed over replicas.
         has_drafter: bool [steps], whether the engine has a drafter.
         gate_open: bool [steps], whether the gate was open; False without a drafter.
-        slowest: bool [steps], whether the step ran on the replica with the largest busy time (of
-            several, the first).
+        slowest: bool [steps], whether the step ran on the busiest replica. If several replicas were
+            equally busy, the first of them counts.
         tail: bool [steps], whether the engine step is in the long tail.
         bulk: bool [steps], the complement of `tail`.
     """
@@ -106,7 +105,7 @@ class Rollout:
         raise AttributeError(f"engine steps have no numeric column {name!r}")
 
     def sums(self, name: str) -> np.ndarray:
-        """Sum a column of lists over all steps, by index in the list; float [longest list]."""
+        """Sum a column's lists over all steps, index by index; float [length of longest list]."""
         lists = self._steps[name]
         lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
         starts = np.cumsum(lengths) - lengths
@@ -114,25 +113,25 @@ class Rollout:
         return np.bincount(position, weights=pc.list_flatten(lists).to_numpy())
 
     def by_source(self, kind: str) -> dict[str, float]:
-        """Return the draft tokens of every source; `kind` is "drafted" or "accepted"."""
+        """Return the number of draft tokens by source; `kind` is "drafted" or "accepted"."""
         sums = self.sums(f"{kind}_per_source")
         return dict.fromkeys(NAMES, 0.0) | dict(zip(NAMES, sums, strict=False))
 
     def counted_ratio(self, above: str, below: str, factor: float = 1.0) -> float | None:
-        """Return `factor` times the quotient of two counters; None if the run lacks them."""
+        """Return `factor` times the quotient of two counters; None if they are missing."""
         if above not in self.counters:
             return None
         return factor * ratio(self.counters[above], self.counters[below])
 
     @property
     def requests_of_replica(self) -> np.ndarray:
-        """Number of requests of each replica, [replicas]; replicas without requests are absent."""
+        """The number of requests on each replica, [replicas], without replicas that had none."""
         by_replica = self.requests.group_by("replica").aggregate([([], "count_all")])
         return by_replica["count_all"].to_numpy()
 
     @cached_property
     def seconds_without_drafts(self) -> float | None:
-        """Estimated time that the slowest replica would take without drafts (`telemetry.gain`)."""
+        """The slowest replica's estimated time without drafts (`telemetry.gain`)."""
         if any(self.counters.get(name) for name in _HIDDEN_WORK):
             return None
         return seconds_without_drafts(self)

@@ -1,4 +1,4 @@
-"""Compares a running training with a finished baseline by training step (metrics `compare/*`)."""
+"""Compares each training step with the same step of a finished run, the baseline."""
 
 import math
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from sam_rollout.telemetry.records import RunFolder, RunFolderError
 from sam_rollout.telemetry.schema import declared
 
 _ROLLOUT_S, _TOKENS = "sam/engine/rollout_s", "sam/engine/generation_tokens"
-# A metric of both runs, the metric that shows the baseline's value, and the metric that shows the
-# quotient, if there is one.
+# Each row names a metric of both runs, the metric that shows the baseline's value, and the metric
+# that shows the quotient (None if no quotient is shown).
 _METRICS: tuple[tuple[str, str, str | None], ...] = (
     (_ROLLOUT_S, "compare/rollout_s_baseline", "compare/speedup_rollout"),
     ("sam/tail/time_s", "compare/tail_time_baseline", "compare/speedup_tail"),
@@ -24,11 +24,11 @@ _SO_FAR, _EQUAL_TOKENS = "compare/speedup_rollout_so_far", "compare/gain_at_equa
 
 
 class Baseline:
-    """The metrics of a finished run by training step.
+    """The metrics of a finished run, by training step.
 
     Args:
         path: The finished run's folder.
-        earlier: Training step -> metrics of the current run's earlier steps, if it was resumed.
+        earlier: If the current run was resumed, the metrics of its earlier steps.
 
     Raises:
         RunFolderError: `path` is no run folder, or has no training step.
@@ -49,7 +49,7 @@ class Baseline:
     def metrics(self, step: int, own: Mapping[str, Any]) -> dict[str, float]:
         """Return the metrics `compare/*` of a training step; empty if the baseline lacks the step.
 
-        Call this once per step: one metric is computed from all steps so far.
+        Call this for every step, because one of the metrics sums up all steps so far.
         """
         theirs = self._steps.get(step)
         if theirs is None:
@@ -64,7 +64,7 @@ class Baseline:
                 values[ratio] = theirs[name] / own[name]
         if own.get(_ROLLOUT_S):
             self._own_s[step] = own[_ROLLOUT_S]
-            # A resumed run may repeat steps; later steps do not count until they are repeated.
+            # A resumed run may repeat steps. Steps after `step` count again once they are repeated.
             compared = [one for one in self._own_s if one <= step and one in self._steps]
             theirs_s = sum(self._steps[one][_ROLLOUT_S] for one in compared)
             values[_SO_FAR] = theirs_s / sum(self._own_s[one] for one in compared)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 CURVE_NAME = "sam/engine/running_over_time"  # the picture's name
 MAX_POINTS = 500
-IDLE_S = 0.02  # Shorter gaps between steps come from rounded times: the engine was not idle.
+IDLE_S = 0.02  # Shorter gaps between steps come from rounding; the engine was not idle.
 _SIZE_INCHES, _DPI = (6.4, 3.0), 90  # 576 x 270 pixels.
 _STYLE = {
     "font.size": 8,
@@ -25,31 +25,31 @@ _STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
-# Margins as fractions of the picture. They are fixed, as fitting them takes longer than drawing.
+# Margins as fractions of the picture, fixed because fitting them would take longer than drawing.
 _MARGINS = {"left": 0.1, "right": 0.965, "bottom": 0.16, "top": 0.91}
 _MEAN, _TAIL, _THRESHOLD = "#0072B2", "#FBE6D8", "#5B6570"
 
 
 @dataclass(frozen=True)
 class RunningCurve:
-    """Running requests of the engines during a rollout; all arrays are [points]."""
+    """The engines' running requests during a rollout; all arrays have the shape [points]."""
 
     time_s: np.ndarray  # Seconds since the rollout began.
-    mean: np.ndarray  # Mean of running requests over the engines; an idle engine counts as 0.
-    low: np.ndarray  # Running requests of the engine that then has the fewest.
-    high: np.ndarray  # Running requests of the engine that then has the most.
+    mean: np.ndarray  # Mean number of running requests over all engines.
+    low: np.ndarray  # Running requests of the engine with the fewest.
+    high: np.ndarray  # Running requests of the engine with the most.
     tail: np.ndarray  # bool, whether the slowest engine was in the long tail (see `tail_mask`).
-    tail_threshold: int  # A step in the long tail schedules at most this many requests.
-    engines: int  # Number of engines.
+    tail_threshold: int  # Largest number of scheduled requests in the long tail.
+    engines: int
 
     @property
     def top(self) -> float:
-        """The highest value that is drawn."""
+        """The largest value in the picture."""
         return max(float(self.high.max()), self.tail_threshold, 1)
 
 
 def running_curve(engine_steps: Iterable[pa.Table], *, tail_threshold: int) -> RunningCurve | None:
-    """Return the curve of a training step's engine steps (all replicas); None if there are none."""
+    """Return the curve of a training step's engine steps, None without any such step."""
     table = of_split(pa.concat_tables([ENGINE_STEPS.empty_table(), *engine_steps]), "train")
     if not table.num_rows:
         return None
@@ -62,7 +62,7 @@ def running_curve(engine_steps: Iterable[pa.Table], *, tail_threshold: int) -> R
     running = np.zeros((len(replicas), cells))
     in_tail = np.zeros(cells, dtype=bool)
     for row, (first, last) in enumerate(zip(firsts, [*firsts[1:], len(started)], strict=True)):
-        # The step under way at an instant is the first step that ends later, if it began earlier.
+        # Take the first step that ends after the instant. It is under way if it began before.
         step = first + np.searchsorted(rollout.time_s[first:last], instants)
         under_way = step < last
         step = np.minimum(step, last - 1)
@@ -76,7 +76,7 @@ def running_curve(engine_steps: Iterable[pa.Table], *, tail_threshold: int) -> R
 
 
 def plot(curve: RunningCurve, axis: "Axes", *, name: str = "", colour: str = _MEAN) -> None:
-    """Draw the curve, the tail threshold and the long tail; with `name`, label only the curve."""
+    """Draw the curve, the tail threshold and the long tail. With `name`, label only the curve."""
     tail = f"long tail, {curve.tail.mean():.0%} of the time"
     axis.fill_between(
         curve.time_s, 0, 1, where=curve.tail, step="mid", linewidth=0, label="" if name else tail,
@@ -100,7 +100,7 @@ def plot(curve: RunningCurve, axis: "Axes", *, name: str = "", colour: str = _ME
 
 
 def draw(curve: RunningCurve, title: str = "") -> np.ndarray:
-    """Draw the curve as a small picture, uint8 [height, width, 3]; this needs no display."""
+    """Draw the curve as a small picture, uint8 [height, width, 3]."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

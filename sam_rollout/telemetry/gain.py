@@ -1,13 +1,13 @@
-"""Estimates a rollout's time without drafts from its own engine steps.
+"""Estimates how long a rollout would have taken without drafts, from its own engine steps.
 
-Without drafts, a replica takes one step per token of its longest response. Step t has one row per
-response of at least t tokens. A step with n rows is estimated as the mean time of observed steps
-that computed n tokens, minus the drafter's time.
+Without drafts, a replica needs one step per token of its longest response. In step t, it samples
+one token for each response of at least t tokens. If there are n such responses, the step's expected
+time is the mean time of observed steps that computed n tokens, minus the drafter's time.
 
 There is no estimate in these cases:
 
-* A step without drafts would have fewer or more rows than any observed step has tokens.
-* Fewer than `_SAMPLE` steps that read no prompt were observed.
+* A step without drafts would have more requests than any observed step has tokens, or fewer.
+* Fewer than `_SAMPLE` steps without prompt tokens were observed.
 * Requests waited in the queue, or arrived after other requests had ended.
 * Steps were padded, or a model drafted.
 
@@ -48,9 +48,9 @@ def _of_replica(rollout: Any, replica: int) -> float | None:
 
 
 def _rows_without_drafts(requests: pa.Table) -> np.ndarray | None:
-    """Return how many rows each decoding step would have without drafts, int [steps].
+    """Return how many requests each decoding step would have without drafts, int [steps].
 
-    The result is None if a request arrived after another one of the same busy period had ended.
+    Return None if, within a busy period, a request arrived after another request had ended.
     """
     if not requests.num_rows:
         return None
@@ -71,7 +71,7 @@ def _rows_without_drafts(requests: pa.Table) -> np.ndarray | None:
 
 
 def _prices(tokens: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Group steps with similar numbers of tokens; return each group's mean tokens and seconds."""
+    """Group steps with similar numbers of tokens; return each group's mean tokens and mean time."""
     order = np.argsort(tokens, kind="stable")
     tokens, seconds = tokens[order], seconds[order]
     ends = np.flatnonzero(np.r_[tokens[1:] != tokens[:-1], True]) + 1

@@ -1,20 +1,20 @@
-"""Describes a running rollout's progress in one line."""
+"""Describes the progress of a running rollout in one line."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
 
 class EngineProgress(NamedTuple):
-    """The progress of one engine, or of several, since their records were last drained."""
+    """The progress of one or several engines since their records were last collected."""
 
-    finished: int = 0  # Requests.
-    running: int = 0  # Requests.
-    waiting: int = 0  # Requests.
-    tokens: int = 0  # Generated tokens.
-    draft_requests: int = 0  # Verified drafts.
+    finished: int = 0  # Number of finished requests.
+    running: int = 0  # Number of running requests.
+    waiting: int = 0  # Number of waiting requests.
+    tokens: int = 0  # Number of generated tokens.
+    draft_requests: int = 0  # Number of verified drafts.
     accepted_tokens: int = 0
-    engines: int = 0  # Engines with work.
-    drafting: int = 0  # Engines that verified drafts in their last step.
+    engines: int = 0  # Number of engines with work.
+    drafting: int = 0  # Number of engines that verified drafts in their last step.
 
 
 def total(parts: Iterable[EngineProgress]) -> EngineProgress:
@@ -27,7 +27,7 @@ def progress_line(now: EngineProgress, before: EngineProgress | None, elapsed_s:
     if not now.running + now.waiting:
         return ""
     parts = [f"{now.finished} finished, {now.running} running, {now.waiting} waiting"]
-    if before is not None and now.tokens >= before.tokens:  # records were not drained in between
+    if before is not None and now.tokens >= before.tokens:  # else the count was reset
         parts.append(f"{(now.tokens - before.tokens) / elapsed_s:,.0f} tokens/s")
     parts.append(f"{now.drafting} of {now.engines} engines drafting")
     if now.draft_requests:

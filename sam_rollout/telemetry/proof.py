@@ -1,4 +1,4 @@
-"""Reports, in metrics and a log line, how responses change when sampled again without drafts."""
+"""Reports how responses change if they are sampled again without drafts."""
 
 import math
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ from statistics import median
 
 @dataclass(frozen=True)
 class Compared:
-    """The comparison of a response with the one that the same random numbers give without drafts.
+    """Compares a response with one sampled without drafts from the same random numbers.
 
     Attributes:
         tokens: Length of the response.
         first_difference: First position, from 0, where the two responses differ; None if equal.
         distance: Distance of the two tokens at `first_difference` from a tie (`verification.ties`);
-            infinite if no tie can explain the difference, None if it was not computed.
+            infinite if no tie can explain the difference, None if the distance was not computed.
         tie: Whether rounding explains the difference; None if `distance` is None.
     """
 
@@ -33,7 +33,7 @@ def split_over(responses: int, replicas: int, step: int) -> list[int]:
 
 
 def proof_metrics(found: Sequence[Compared], seconds: float) -> dict[str, float]:
-    """Return the metrics of a training step, named without the prefix `sam/`."""
+    """Return a training step's metrics, named without the prefix `sam/`."""
     metrics = {"proof/time_s": seconds}
     if found:
         places = [one.first_difference for one in found if one.first_difference is not None]

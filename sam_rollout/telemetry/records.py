@@ -1,7 +1,7 @@
-"""Defines the types of records, and the run folder that holds the records.
+"""Defines the records of a run, and the run folder that holds them.
 
-Files appear by renaming, so a crash can only tear the last line of a text file. A resumed run adds
-files with the next numbers.
+A file gets its name only when it is complete. So a crash can only damage the last line of
+train_steps.jsonl, to which lines are appended. A resumed run adds files with higher numbers.
 """
 
 import json
@@ -33,13 +33,13 @@ __all__ = [
     "VersionError",
 ]
 
-SCHEMA_VERSION = 4  # Only folders of this version can be read.
-# Every logger gets the version as the value of this metric.
+SCHEMA_VERSION = 4  # Run folders of other versions cannot be read.
+# Every logger gets the version of the run folder as the value of this metric.
 VERSION_METRIC = "telemetry/schema_version"
 
 
 class RunFolderError(Exception):
-    """A run folder or a file in it is missing or unreadable; the message names path and remedy."""
+    """A run folder, or a file in it, is missing or unreadable; the message says what to do."""
 
 
 class VersionError(RunFolderError):
@@ -47,7 +47,7 @@ class VersionError(RunFolderError):
 
 
 def column(kind: pa.DataType, meaning: str, default: Any = MISSING) -> Any:
-    """Declare a field of a record and its column, which is nullable if the default is None."""
+    """Declare a field of a record and its column. With the default None, the column is nullable."""
     return field(default=default, metadata={"kind": kind, "meaning": meaning})
 
 
@@ -63,7 +63,7 @@ _END = (_FLOAT, "unix time of the last token, s")
 
 @dataclass(slots=True, kw_only=True)
 class DraftNote:
-    """The drafting session's part of a `StepRecord`; defaults are for engines without a session."""
+    """The part of a `StepRecord` that a draft session writes; without one, defaults apply."""
 
     draft_requests: int = column(_INT, "requests whose drafts were verified in this step", 0)
     draft_tokens: int = column(_INT, "draft tokens verified", 0)
@@ -126,8 +126,8 @@ class RequestTotals(NamedTuple):
     verify_steps: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    open_steps: int = 0  # Engine steps for which the gate allowed drafts.
-    open_tokens: int = 0  # Tokens gained in these steps.
+    open_steps: int = 0  # Engine steps in which the gate allowed drafts.
+    open_tokens: int = 0  # Tokens gained in `open_steps`.
 
 
 @dataclass(slots=True, kw_only=True)
@@ -194,7 +194,7 @@ def _schema(record: type) -> pa.Schema:
 
 NOTE_COLUMNS = tuple(one.name for one in fields(DraftNote))
 ENGINE_STEPS, REQUESTS, TRACES = map(_schema, (StepRecord, RequestRecord, TraceRecord))
-# Name of a table and of its folder -> the table's schema, and its column with the time of a row.
+# For each table (in a folder of the same name), its schema, and the column with the time of a row.
 TABLES: dict[str, tuple[pa.Schema, str]] = {
     "engine_steps": (ENGINE_STEPS, "time_s"),
     "requests": (REQUESTS, "end_s"),
@@ -203,25 +203,26 @@ TABLES: dict[str, tuple[pa.Schema, str]] = {
 
 
 def table_of(record: type, rows: Iterable[Any]) -> pa.Table:
-    """Return records of one type as a table, in the same order."""
+    """Return a table with one row per record."""
     rows, schema = list(rows), _schema(record)
-    # `astuple` would copy every token id of every response.
+    # `dataclasses.astuple` is not used, because it would copy every token id of every response.
     arrays = [pa.array([getattr(row, one.name) for row in rows], type=one.type) for one in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-# Settings that earlier runs did not record -> the values of these settings in earlier runs.
+# Earlier versions did not record these settings; their runs behaved as with these values.
 BEFORE = {
     "rollout_sampler.batch_invariant": False,
     "rollout_telemetry.proof.every": 0,
     "rollout_telemetry.proof.responses": 8,
 }
-# Group of a run's configuration with the user's values of settings that the launcher changed.
+# In a recorded configuration, the group under this name holds the user's values of those settings
+# that the launcher changed.
 ASKED = "asked"
 
 
 def value_at(config: Mapping[str, Any], dotted: str, absent: Any = None) -> Any:
-    """Return the value at a dotted name, or `absent` if there is no such name."""
+    """Return the value at a dotted name, or `absent` if the name does not exist."""
     value: Any = config
     for part in dotted.split("."):
         if not isinstance(value, Mapping) or part not in value:
@@ -241,16 +242,15 @@ def flat(mapping: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """The description of a run: the content of run.json."""
+    """The description of a run, which is the content of run.json."""
 
     label: str  # The run's side in a comparison, such as "sam=on".
-    # The full configuration as nested dicts.
-    config: Mapping[str, Any]
-    versions: Mapping[str, str]  # Package -> version.
-    seeds: Mapping[str, int]  # Name -> seed.
+    config: Mapping[str, Any]  # The full configuration as nested dicts.
+    versions: Mapping[str, str]  # Versions by package.
+    seeds: Mapping[str, int]  # Seeds by name.
     host: Mapping[str, Any]  # Description of the machine and cluster.
     started_at: str  # ISO 8601 time with a UTC offset.
-    # The checkout's `commit`, and `dirty` (whether tracked files were changed).
+    # `commit`, the checkout's commit, and `dirty`, whether tracked files were changed.
     git: Mapping[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION  # version of the run folder
 
@@ -260,7 +260,7 @@ class RunInfo:
 
 
 class RunFolder:
-    """The run folder `<path>/sam/`; each replica's files may have only one writing process."""
+    """The run folder `<path>/sam/`; only one process may write the files of a replica."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -268,7 +268,7 @@ class RunFolder:
         self.train_steps_path = self.root / "train_steps.jsonl"
 
     def write_start(self, info: RunInfo) -> Path:
-        """Describe a start of the run in run.json, or in run-NNN.json if the run was resumed."""
+        """Write run.json when the run starts, or run-NNN.json when the run is resumed."""
         self.root.mkdir(parents=True, exist_ok=True)
         target = self.root / "run.json"
         if target.exists():
@@ -293,7 +293,7 @@ class RunFolder:
         return [_read_info(path) for path in [first, *_numbered(self.root, "run", "json")]]
 
     def write(self, name: str, replica: int, table: pa.Table) -> Path:
-        """Write a table of `TABLES` as the replica's next file."""
+        """Write one of the `TABLES` as the next file of a replica."""
         folder = self.root / name
         folder.mkdir(parents=True, exist_ok=True)
         number = _next_number(folder, str(replica), "parquet")
@@ -306,8 +306,8 @@ class RunFolder:
     def read(self, name: str, problems: list[str] | None = None) -> pa.Table:
         """Return all rows of a table; empty if none was written.
 
-        If a resumed run repeated training steps, their earlier rows are left out. Missing nullable
-        columns are null.
+        If a resumed run repeated training steps, the steps' earlier rows are left out. A nullable
+        column that a file lacks is filled with null.
 
         Args:
             name: A table of `TABLES`.
@@ -321,7 +321,7 @@ class RunFolder:
         tables = []
         for path in paths:
             try:
-                # `read_table` would look for a data set in the folder.
+                # `pq.read_table` is not used, because it would look for a data set in the folder.
                 table = _in_registry_order(pq.ParquetFile(path).read())
                 names = table.column_names
                 there = [one for one in schema if one.name in names or not one.nullable]
@@ -343,22 +343,23 @@ class RunFolder:
         return table
 
     def append_train_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append an entry for a training step; values that are not finite become null."""
+        """Append a training step's metrics; values that are not finite become null."""
         values = {name: float(value) for name, value in metrics.items()}
         line = dumps({"step": step, "metrics": measured(values)}) + "\n"
         self.root.mkdir(parents=True, exist_ok=True)
         with open(self.train_steps_path, "a+b") as file:
             file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)  # drops a line torn by a crash
+            file.truncate(file.read().rfind(b"\n") + 1)  # drop a last line that a crash has cut off
             file.write(line.encode())
 
     def read_train_steps(self, problems: list[str] | None = None) -> dict[int, dict[str, float]]:
-        """Return training step -> metrics, in order of steps; null becomes NaN.
+        """Return metrics by training step, in the order of steps; null becomes NaN.
 
-        The latest value of each metric of a step counts. A line torn by a crash is ignored.
+        If a step has several values of a metric, the last value counts. A last line that a crash
+        has cut off is ignored.
 
         Args:
-            problems: If given, unreadable and torn lines are skipped and named in this list.
+            problems: If given, damaged lines are skipped and named in this list.
 
         Raises:
             RunFolderError: The file is missing, or a line is unreadable and `problems` is None.
@@ -389,7 +390,7 @@ class RunFolder:
 
 
 def _in_registry_order(table: pa.Table) -> pa.Table:
-    """Reorder lists by source, because the order of sources may have changed since the run."""
+    """Sort lists by source in the present order of sources, which the run may not have had."""
     for name in ("drafted_per_source", "accepted_per_source"):
         place = table.schema.get_field_index(name)
         if place < 0:
@@ -446,7 +447,7 @@ def _next_number(folder: Path, stem: str, suffix: str) -> int:
 
 
 def write_by_rename(target: Path, write: Callable[[Path], object]) -> None:
-    """Write a file so that readers see either the complete file or no file."""
+    """Write a file in such a way that readers see the complete file or no file."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         write(temporary)

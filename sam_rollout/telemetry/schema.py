@@ -1,9 +1,9 @@
-"""Declares all metrics. Writers and readers take the metrics' names from here.
+"""Declares all metrics. Code that writes or reads metrics takes their names from this module.
 
-Names have the form `sam/<group>/<name>`, or `sam_val/<group>/<name>` for validation. All values are
-of one training step; a counter's value is its increase. To add a metric, add a row, with a function
-of a `telemetry.aggregate.Rollout` if records or counters determine the metric. A draft source
-declares its own metrics in its file.
+Names have the form `sam/<group>/<name>`, or `sam_val/<group>/<name>` for validation. Each value
+belongs to one training step; a counter's value is its increase in this step. To add a metric, add a
+row here. If the metric is computed from records or counters, the row has a function of a
+`telemetry.aggregate.Rollout`. A draft source declares its own metrics in its file.
 """
 
 import re
@@ -21,7 +21,7 @@ from sam_rollout.telemetry.tables import ratio
 
 __all__ = ["GROUPS", "METRICS", "PREFIXES", "declared", "metric_name", "named"]
 
-PREFIXES = {"train": "sam", "val": "sam_val"}  # split -> first part of a metric's name
+PREFIXES = {"train": "sam", "val": "sam_val"}  # first part of a metric's name, by split
 
 GROUPS = {
     "engine": "The rollout as a whole, with and without drafts.",
@@ -52,9 +52,9 @@ GROUPS = {
     "and this run's gains. They are absent at steps that the baseline lacks.",
 }
 
-# Placeholders in names: draft position (1, 2, ...), lower edge of a bin, and draft source.
+# Placeholders for a position in a draft (1, 2, ...), the lower edge of a bin, and a draft source.
 POSITION, CONTEXT, SOURCE = "<k>", "<lo>", "<source>"
-# Lower edges of the bins of context length, a text's length when its draft was made.
+# Drafts are counted by the length of the text for which they were made, in bins with these edges.
 CONTEXT_EDGES = (0, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 CONTEXT_KINDS = ("verify", "drafted", "accepted")
 CONTEXT_COUNTERS = tuple(
@@ -331,7 +331,7 @@ def _find(name: str) -> Metric | None:
 
 
 def declared(name: str) -> Metric:
-    """Return the declaration of a metric by its full name, for training or validation."""
+    """Return a metric's declaration by its full name, for training or validation."""
     found = _find(name)
     if found is None:
         raise KeyError(f"metric {name!r} is not declared in sam_rollout.telemetry.schema")
@@ -339,13 +339,13 @@ def declared(name: str) -> Metric:
 
 
 def metric_name(split: str, name: str) -> str:
-    """Return the full name of a metric ("tail/time_s") for a split ("train" or "val")."""
+    """Return the full name of a metric (such as "tail/time_s") in a split ("train" or "val")."""
     full = f"{PREFIXES[split]}/{name}"
     declared(full)
     return full
 
 
 def named(split: str, values: Mapping[str, float]) -> dict[str, float]:
-    """Give values the full names of `split`'s metrics; drop values that are no metric."""
+    """Return values under the full names of a split's metrics; drop values of unknown metrics."""
     full = {f"{PREFIXES[split]}/{name}": value for name, value in values.items()}
     return {name: value for name, value in full.items() if _find(name)}

@@ -1,8 +1,9 @@
-"""Warns of drafts that have gone wrong without an error.
+"""Warns if something is wrong with drafts although no error ended the run.
 
 The sentinel checks every training step with drafts, and reports a finding once, when it appears.
-Low acceptance is a finding only if its whole 95 % interval is beyond the threshold. The interval of
-a fall is taken over prompts, because responses to one prompt resemble each other.
+Low acceptance, or a fall of acceptance, is a finding only if the whole 95 % interval is beyond the
+threshold. In the interval of a fall, each prompt is one sample, because responses to the same
+prompt resemble each other.
 """
 
 import math
@@ -19,7 +20,7 @@ from sam_rollout.core.statistics import ratio_gain, share
 from sam_rollout.telemetry.records import REQUESTS
 from sam_rollout.telemetry.tables import ratio
 
-# Finding -> what its metric means. The metric is `sam/sentinel/<finding>`.
+# The meaning of each finding's metric, `sam/sentinel/<finding>`.
 FINDINGS = {
     "hardly_accepted": "Almost no verified draft was accepted over the last "
     "rollout_telemetry.sentinel.steps training steps. Steps in which sam.gate.kind=auto only tried "
@@ -62,17 +63,17 @@ _ADVICE = {
     "that step says how far from a tie the texts differ, 'sam-rollout check-operators' shows "
     "whether logits depend on the number of tokens scored",
 }
-# Counters of failures that switch a part off. After failures in other counters, parts stay on.
+# Failures in these counters switch a part of the engine off. After other failures, it stays on.
 _SWITCHED_OFF = ("draft/failures", "draft/record_failures", "draft/texts_failures", "gate/failures")
-# Metrics of this run and of the baseline: the mean absolute difference between the rollout's and
-# the trainer's probability of a token. In bf16 it is about 0.003 to 0.01.
+# The mean absolute difference between a token's probability in the rollout and in the trainer, for
+# this run and for the baseline. With bf16, the difference is about 0.003 to 0.01.
 _OWN, _BASELINES = "training/rollout_probs_diff_mean", "compare/probs_diff_baseline"
 _IDENTICAL, _TIES = "sam/proof/identical_share", "sam/proof/ties_share"
-# This number is added to both differences before their ratio is taken, because a ratio of rounding
-# errors has no meaning.
+# This number is added to both runs' differences before their ratio is taken, because a ratio of
+# rounding errors has no meaning.
 _ROUNDING = 1e-3
-# This number is added to the later step's accepted tokens, which may be few by chance: if none of n
-# tokens is accepted, the true rate may still be 3 / n (the rule of three).
+# This number is added to the later step's accepted tokens, because they may be few by chance. If
+# none of n tokens is accepted, the true rate may still be 3 / n (the rule of three).
 _RULE_OF_THREE = 3.0
 
 
@@ -86,37 +87,37 @@ class EngineReport(Protocol):
 
 
 class TrainingStep(NamedTuple):
-    """The metrics (by full name, including verl's) and records of a training step with drafts."""
+    """The metrics by full name (verl's included) and the records of a training step with drafts."""
 
     metrics: Mapping[str, float]
     engines: Sequence[EngineReport] = ()  # empty if the step's records were lost
-    since_s: float = -math.inf  # when the records begin, seconds since the epoch
+    since_s: float = -math.inf  # time at which the records begin, seconds since the epoch
 
 
 class Finding(NamedTuple):
-    """A problem; its text ends with advice."""
+    """A problem that the sentinel found."""
 
     name: str  # A key of FINDINGS.
-    seen: str  # The observation.
+    seen: str  # What was observed.
 
     def __str__(self) -> str:
         return f"{self.name}: {self.seen}. {_ADVICE[self.name]}"
 
 
 class Sentinel:
-    """Checks one training step after the other."""
+    """Checks training steps one after the other."""
 
     def __init__(self, config: SentinelConfig) -> None:
         self._config = config
         self._standing: set[str] = set()
         self._verified: deque[np.ndarray] = deque(maxlen=config.steps)
         self._differences: deque[tuple[float, float]] = deque(maxlen=config.steps)
-        self._before: dict[str, np.ndarray] | None = None  # earlier result of `_acceptance`
-        self._off: dict[int, set[str]] = {}  # Replica -> counters of parts that are off.
-        self._not_ties = ""  # The last proof's finding; empty if rounding explains the differences.
+        self._before: dict[str, np.ndarray] | None = None  # last result with drafts
+        self._off: dict[int, set[str]] = {}  # By replica, the counters of parts that are off.
+        self._not_ties = ""  # Last proof's finding; empty if rounding explains all differences.
 
     def look(self, step: TrainingStep) -> tuple[list[Finding], dict[str, float]]:
-        """Check a step; return new findings, and a metric (0 or 1) for each possible finding."""
+        """Check a step; return new findings, and a metric (0 or 1) for each kind of finding."""
         rules = (
             self._hardly_accepted, self._acceptance_halved, self._counters_missing,
             self._something_failed, self._probabilities_differ, self._texts_differ,
@@ -132,7 +133,7 @@ class Sentinel:
         least = self._config.least_acceptance
         if len(self._verified) < self._config.steps or not drafts or accepted >= least * verified:
             return
-        # A draft's tokens are not independent, so a draft counts as one sample.
+        # Tokens of one draft are not independent of each other, so a draft counts as one sample.
         if (share(math.ceil(accepted * drafts / verified), drafts).high or 0.0) < least:
             seen = (
                 f"{accepted:,} of {verified:,} draft tokens verified in {self._config.steps} "
@@ -141,11 +142,6 @@ class Sentinel:
             yield Finding("hardly_accepted", seen)
 
     def _acceptance_halved(self, step: TrainingStep) -> Iterator[Finding]:
-        """Compare the step's acceptance with that of the previous step that verified drafts.
-
-        Each prompt counts as one sample. The gate alone lowers either accepted tokens per open
-        engine step or the accepted share of draft tokens. So both must fall.
-        """
         now = _acceptance(step)
         if not now["drafted_tokens"].sum():
             return
@@ -180,7 +176,7 @@ class Sentinel:
             "engine steps": [
                 one.replica
                 for one in step.engines
-                # A weight update may have interrupted older requests before they had a step.
+                # A weight update may have interrupted earlier requests before their first step.
                 if not one.engine_steps.num_rows
                 and pc.any(pc.greater_equal(one.requests["start_s"], step.since_s)).as_py()
             ],
@@ -229,9 +225,10 @@ class Sentinel:
 
 
 def _verified_in(step: TrainingStep) -> np.ndarray:
-    """Return the numbers of accepted and verified draft tokens, and of verified drafts.
+    """Return three numbers: accepted draft tokens, verified draft tokens, verified drafts.
 
-    The numbers are zero if the gate `auto` only tried drafts, because this is not a problem.
+    All are zero if at least half of the steps open to drafts were trials of the gate `auto`. Then
+    it is no problem if few tokens are accepted.
     """
     trials, opened = (
         sum(engine.drafter_counters.get(f"gate/{name}", 0.0) for engine in step.engines)

@@ -1,4 +1,4 @@
-"""Functions that all readers of the tables use."""
+"""Provides functions for all readers of a run folder's tables."""
 
 import numpy as np
 import pyarrow as pa
