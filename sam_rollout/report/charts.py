@@ -19,7 +19,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 INK, MUTED, RULE = "#1A1F26", "#5B6570", "#E2E5E9"
 LINES = ("-", "--", ":", "-.")
 WIDTHS = (3.5, 1.3)  # The first side's line is wider, so an equal line cannot hide it.
-_MARKED = 60  # Longer lines have no markers.
+_MARKED = 60  # Lines with more points than this have no markers.
 STYLE = {
     "font.size": 8, "axes.titlesize": 9, "axes.titleweight": "bold", "axes.titlelocation": "left",
     "legend.fontsize": 7, "legend.frameon": False, "axes.grid": True, "axes.grid.axis": "y",
@@ -34,8 +34,8 @@ class Side:
     """The runs that a chart draws in one colour: a single run, or repeats of one run."""
 
     name: str  # The side's name in the legend.
-    colour: str  # The side's colour.
-    # A frame per run, with training steps as index and metrics as columns.
+    colour: str
+    # One data frame per run, with training steps as index and metrics as columns.
     runs: Sequence[pd.DataFrame]
     steps: Sequence[int] | None = None  # The training steps to show; None shows all.
     curve: RunningCurve | None = None  # The running requests during one training step's rollout.
@@ -48,7 +48,7 @@ class Side:
         return [name for name in panel.metrics if name in known]
 
     def labels(self, panel: Panel) -> list[tuple[str, str]]:
-        """Return the label in the legend and the name of each metric that `shown` returns."""
+        """Return the legend's label and the name of each metric that `shown` returns."""
         names = self.shown(panel)
         if len(names) == 1:
             return [(self.name, names[0])]
@@ -63,14 +63,14 @@ class Side:
 
 
 def rollout_curve(run: Run, step: int) -> RunningCurve | None:
-    """Return the curve of running requests in a training step's rollout; None without records."""
+    """Return the curve of running requests in one step's rollout; None if it was not recorded."""
     threshold = value_at(run.start.config, "rollout_telemetry.tail_threshold", 0)
     rows = run.engine_steps.filter(pc.equal(run.engine_steps["step"], step))
     return running_curve([rows], tail_threshold=threshold)
 
 
 def draw(axis: Axes, panel: Panel, sides: Sequence[Side]) -> Mapping[str, pd.Series]:
-    """Draw the panel without title and legend; write "not recorded" if no side has its data."""
+    """Draw a panel without title and legend; write "not recorded" if no side has data for it."""
     if panel.picture:
         return _running(axis, sides)
     tables = {

@@ -1,8 +1,9 @@
 """Compares runs without drafts (BASE) with runs with drafts (SAM).
 
-Every gain is given raw (as measured) and at equal tokens (per token), because the sides may have
-sampled different texts. It is given as speed-up minus one (BASE / SAM - 1) and as time saved (1 -
-SAM / BASE). The module `fairness` looks for causes of a difference other than drafts.
+Every gain is given raw (as measured) and at equal tokens (per token), because the two sides may
+have sampled different texts. Both gains have two forms: speed-up minus one (BASE / SAM - 1), and
+time saved (1 - SAM / BASE). The module `fairness` looks for other causes of a difference than
+drafts.
 """
 
 from collections.abc import Iterable
@@ -24,11 +25,12 @@ from sam_rollout.telemetry.records import RunFolderError
 class Compared(NamedTuple):
     """A time (s) or another quantity that is compared step by step.
 
-    Of each list of metrics (`names`, `spent`, `tokens`), the first that all runs have is used.
+    `names`, `spent` and `tokens` list metrics. From each list, the first metric that all runs have
+    is used.
     """
 
-    key: str  # Name of the row.
-    title: str  # Title of the row.
+    key: str
+    title: str
     names: tuple[str, ...]  # Metrics of the time or quantity.
     # The time at equal tokens is the sum of `spent` divided by the sum of `tokens`.
     spent: tuple[str, ...] = ()
@@ -78,7 +80,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """One metric on both sides; `steps` counts the steps for which all runs have the metric."""
+    """One metric on both sides, from the `steps` steps for which all runs have the metric."""
 
     key: str
     title: str
@@ -90,7 +92,7 @@ class Row:
 
 @dataclass(frozen=True)
 class TimeRow(Row):
-    """One time (in seconds) on both sides, with the gains of SAM.
+    """One time (s) on both sides, with the gains of SAM over BASE.
 
     A gain is None if a side spent no time or generated no token.
     """
@@ -102,7 +104,7 @@ class TimeRow(Row):
 
 @dataclass(frozen=True)
 class QuantityRow(Row):
-    """One quantity; `difference` is the mean of SAM - BASE over steps."""
+    """One quantity on both sides; `difference` is the mean of SAM - BASE over steps."""
 
     difference: Estimate
 
@@ -125,7 +127,7 @@ class Comparison(Both):
 
     @property
     def caveat(self) -> str | None:
-        """A phrase about runs that ended early or have unequal numbers of steps."""
+        """A phrase about runs that ended early or have unequal numbers of steps; else None."""
         ended = [found.text for found in self.findings if found.name == "unfinished"]
         if ended:
             several = f"{len(ended)} runs ended before their last step"
@@ -145,7 +147,7 @@ class Comparison(Both):
 
     @property
     def noise(self) -> str:
-        """The kind of noise that the intervals cover."""
+        """The kind of noise that the 95 % intervals cover."""
         several = min(len(self.base), len(self.sam)) > 1
         return "between and within runs" if several else "within runs"
 
@@ -178,11 +180,11 @@ class Comparison(Both):
         )
 
 
-Folders = str | Path | Iterable[str | Path]  # of one run, or of several
+Folders = str | Path | Iterable[str | Path]  # the run folders of one side
 
 
 def compare_folders(base: Folders, sam: Folders, skip_first: int = 0) -> Comparison:
-    """Compare the runs of both sides over their common steps, without the first `skip_first`.
+    """Compare both sides over the training steps of all runs, except the first `skip_first`.
 
     Raises:
         RunFolderError: A run cannot be read, or no step is left.
@@ -252,7 +254,7 @@ def _facts(run: Run) -> dict[str, Any]:
 
 
 def number(value: float, sign: str = "") -> str:
-    """Format a number with three significant digits, and as a whole number from 100 on."""
+    """Format a number with three significant digits, or as a whole number from 100 on."""
     return f"{value:{sign},.0f}" if abs(value) >= 100 else f"{value:{sign}.3g}"
 
 

@@ -15,7 +15,7 @@ from sam_rollout.report.verdict_sentences import sentences
 
 @dataclass(frozen=True)
 class Table:
-    """A table whose cells are texts; the first column names the row, `note` explains the table."""
+    """A table of texts, whose first column names the rows."""
 
     title: str
     head: tuple[str, ...]
@@ -124,7 +124,7 @@ _SEVERITY_STYLE = {"unfair": "red", "warning": "yellow", "note": "dim", "unknown
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print the sentences, the verdict with all findings, and the tables of a comparison."""
+    """Print a comparison: sentences, verdict, findings and tables."""
 
     def say(text: str, style: str | None = None) -> None:
         console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)

@@ -1,8 +1,8 @@
-"""Decides whether a comparison is fair: whether drafts can explain the difference of two sides.
+"""Decides whether a comparison is fair: whether drafts alone can explain the difference.
 
-Each rule yields findings. An `unfair` finding makes the comparison unfair. A `warning` may explain
-a part of a gain. An `unknown` finding names missing records. docs/reading_a_run.md explains the
-thresholds.
+Each rule yields findings. A finding of severity `unfair` makes the comparison unfair. A `warning`
+may explain a part of a gain. An `unknown` finding names missing records. docs/reading_a_run.md
+explains the thresholds.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,13 +22,13 @@ from sam_rollout.telemetry.records import value_at
 UNFAIR, WARNING, NOTE, UNKNOWN = "unfair", "warning", "note", "unknown"
 SEVERITIES = (UNFAIR, WARNING, NOTE, UNKNOWN)
 
-SHARED_PROMPTS = 0.9  # Minimum share of a step's prompts that both sides have, mean over steps.
+SHARED_PROMPTS = 0.9  # Minimum share of prompts that both sides have, averaged over steps.
 TOKENS_WARNING, TOKENS_UNFAIR = 0.01, 0.05  # Relative difference of mean response length.
 # A comparison is unfair if the distributions of response lengths are at least KS_UNFAIR apart, and
 # the p-value of the Kolmogorov-Smirnov test is below KS_P.
 KS_UNFAIR, KS_P = 0.1, 0.01
 LOAD_WARNING, LOAD_UNFAIR = 0.05, 0.15  # Relative difference of a time that drafts do not affect.
-WARM_UP = 1.5  # A warm-up step takes more than this many times the median of the others.
+WARM_UP = 1.5  # A first step longer than this factor times the others' median is a warm-up.
 FEW_STEPS = 3
 _MAY_DIFFER_IN_RESUME = {  # settings that decide which steps each start of a run covers
     "trainer.resume_mode", "trainer.resume_from_path", "trainer.total_training_steps",
@@ -49,25 +49,25 @@ class Case(Both):
 
     @cached_property
     def lossless(self) -> Losslessness:
-        """The comparison of both sides' responses."""
+        """The result of comparing both sides' responses."""
         return losslessness(self)
 
     @cached_property
     def whole(self) -> list[int]:
-        """The steps for which every run has the records of all its requests."""
+        """The training steps for which every run recorded all its requests."""
         whole = (set(whole_steps(run, run.requests, self.steps)) for run in self.runs)
         return sorted(set.intersection(*whole))
 
     @cached_property
     def lengths(self) -> list[np.ndarray]:
-        """Response lengths in tokens, [responses], of BASE and of SAM over the steps in `whole`."""
+        """Arrays of response lengths in tokens, of BASE and of SAM, over the steps in `whole`."""
         sides = (pd.concat([run.requests for run in runs]) for runs in (self.base, self.sam))
         return [rows["response_tokens"][rows["step"].isin(self.whole)].to_numpy() for rows in sides]
 
     def means_of(self, *names: str) -> list[tuple[float, float]]:
-        """Return each metric's means in BASE and SAM, over steps for which all runs have all.
+        """Return each metric's mean in BASE and in SAM, over steps with all metrics of all runs.
 
-        The list is empty if there is no such step, or a mean is 0.
+        The list is empty if there is no such step, or if a mean is 0.
         """
         known = self.sides(*names)
         if not known[0].shape[2]:
@@ -76,7 +76,7 @@ class Case(Both):
         return means if all(map(all, means)) else []
 
 
-# A rule yields (severity, text), or a `Finding` if the finding is not named after the rule.
+# A rule yields (severity, text), or a `Finding` if its name is not that of the rule.
 _Found = Iterator[tuple[str, str] | Finding]
 
 
@@ -98,13 +98,13 @@ def _beyond(relative: float, warning: float, unfair: float) -> str | None:
 def drafts(case: Case) -> _Found:
     """Compares the draft tokens that each side verified."""
     drafted = case.every("sam/draft/drafted_tokens")
-    base, sam = (  # each run's sum over steps, averaged over runs; NaN if a run lacks the metric
+    base, sam = (  # sums over steps, averaged over a side's runs; NaN if a run lacks the metric
         float(drafted[side].sum(min_count=1).mean(skipna=False)) for side in SIDES
     )
     if base > 0:
         yield UNFAIR, f"BASE verified {base:.0f} draft tokens"
     if sam == 0:
-        # The preset sam=matched measures the cost of our code without drafts.
+        # With sam=matched, a run without drafts measures the cost of our code.
         meant = all(run.label == "sam=matched" for run in case.sam)
         yield NOTE if meant else UNFAIR, "SAM verified no draft token"
     if np.isnan([base, sam]).any():
@@ -112,7 +112,7 @@ def drafts(case: Case) -> _Found:
 
 
 def repeats(case: Case) -> _Found:
-    """Compares the descriptions of the repeated runs of one side."""
+    """Compares the settings, versions and machines of the runs of one side."""
     for side, runs in (("BASE", case.base), ("SAM", case.sam)):
         for one, other in pairwise(runs):
             for found in _differing(one, other, (one.name, other.name), repeats=True):
@@ -121,7 +121,7 @@ def repeats(case: Case) -> _Found:
 
 
 def descriptions(case: Case) -> _Found:
-    """Compares settings, versions and machines; findings are named after the kind of difference."""
+    """Compares both sides' settings, versions and machines."""
     yield from _differing(case.base[0], case.sam[0], ("BASE", "SAM"))
 
 
@@ -134,7 +134,7 @@ def _differing(
 
 
 def seeds(case: Case) -> _Found:
-    """Compares seeds. Repeats may have different seeds if both sides have the same seeds."""
+    """Compares seeds. Runs of one side may differ if the other side has the same set of seeds."""
     known = [[run.start.seeds for run in runs] for runs in (case.base, case.sam)]
     for name in sorted({name for side in known for own in side for name in own}):
         base, sam = (sorted({str(own.get(name, ABSENT)) for own in side}) for side in known)
@@ -144,7 +144,7 @@ def seeds(case: Case) -> _Found:
 
 
 def resumed(case: Case) -> _Found:
-    """Compares the starts of each resumed run, except for settings in `_MAY_DIFFER_IN_RESUME`."""
+    """Compares the first start of each resumed run with its later starts."""
     for run in case.runs:
         for start in run.starts[1:]:
             changed = [
@@ -160,7 +160,7 @@ def resumed(case: Case) -> _Found:
 
 
 def prompts(case: Case) -> _Found:
-    """Compares the prompts of the steps that all runs recorded."""
+    """Compares the prompts in the steps that all runs recorded completely."""
     steps = case.whole
     if not steps:
         yield UNKNOWN, "the prompts of one side or both are not recorded"
@@ -197,7 +197,7 @@ def response_lengths(case: Case) -> _Found:
 
 
 def mean_length(case: Case) -> _Found:
-    """Compares mean response lengths, from recorded requests or from the trainer's metric."""
+    """Compares mean response lengths, taken from requests or else from the trainer's metric."""
     if case.whole:
         base, sam = (float(side.mean()) for side in case.lengths)
     elif known := case.means_of("response_length/mean"):
@@ -215,7 +215,7 @@ def mean_length(case: Case) -> _Found:
 
 
 def few_steps(case: Case) -> _Found:
-    """Checks the number of common steps."""
+    """Checks the number of training steps that all runs have."""
     count = len(case.steps)
     if count < FEW_STEPS:
         yield UNFAIR, f"{count} common training step(s): too few for any conclusion"
@@ -240,7 +240,7 @@ def unfinished(case: Case) -> _Found:
 
 
 def other_load(case: Case) -> _Found:
-    """Compares the actor's update times per token, because drafts do not affect these."""
+    """Compares the actor's update time per token, which drafts do not affect."""
     if known := case.means_of("timing_s/update_actor", "perf/total_num_tokens"):
         (base_s, sam_s), (base_tokens, sam_tokens) = known
         ratio = (sam_s / sam_tokens) / (base_s / base_tokens) - 1
@@ -276,7 +276,7 @@ def samples(case: Case) -> _Found:
 
 
 def lost_records(case: Case) -> _Found:
-    """Finds steps without complete records in runs that have complete records of other steps."""
+    """Finds steps with incomplete records, in runs that have complete records of other steps."""
     steps = case.steps
     for run in case.runs:
         lost = sorted(set(steps) - set(whole_steps(run, run.requests, steps)))

@@ -1,7 +1,4 @@
-"""Checks whether drafts changed the samples, token by token if texts were recorded.
-
-Only coupled samplers are expected to sample the same texts with and without drafts.
-"""
+"""Checks whether drafts changed the samples. Only coupled samplers should sample the same texts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +9,7 @@ import pandas as pd
 from sam_rollout.report.runs import Both, Run, partners, whole_steps
 from sam_rollout.telemetry.records import value_at
 
-# Modes of verl's trainer as recorded; runs of other recipes may record no mode.
+# Synchronous modes of verl's trainer in recorded settings. Other recipes may record no mode.
 SYNCHRONOUS = {"sync", None}
 TOKEN_IDS, LENGTHS = "token ids", "lengths"  # the two ways to compare responses
 IDENTITY = ["step", "group", "sibling"]
@@ -21,7 +18,7 @@ _COLUMNS = {("traces", "response_ids"): TOKEN_IDS, ("requests", "response_tokens
 
 @dataclass(frozen=True)
 class Pair:
-    """The comparison of two runs' responses, matched by training step, prompt and sibling."""
+    """Compares the responses of two runs, which are matched by step, prompt and sibling number."""
 
     runs: tuple[str, str]
     by: str  # TOKEN_IDS or LENGTHS
@@ -30,22 +27,23 @@ class Pair:
     unmatched: int
     tokens: int  # Number of tokens in identical responses.
     first_step: int | None  # First training step with a response that differs or has no partner.
-    # Over all pairs of responses that differ, the fewest tokens before the first difference. None
-    # if there is no such pair, or only lengths were compared.
+    # The smallest number of equal tokens before the first difference, over all responses that
+    # differ. None if no responses differ, or only lengths were compared.
     first_difference: int | None
 
 
 @dataclass(frozen=True)
 class Losslessness:
-    """The comparisons of all pairs of runs."""
+    """The comparisons of the responses of all pairs of runs."""
 
     coupled: bool  # Whether both sides used the same coupled sampler.
-    timed: bool  # Whether a trainer is asynchronous, so timing decides which weights sample.
-    pairs: list[Pair]  # Each compares a run of BASE with one of SAM, of equal seeds if known.
-    controls: list[Pair]  # Repeats of one side.
+    # Whether a trainer is asynchronous, so that timing decides which weights sample a token.
+    timed: bool
+    pairs: list[Pair]  # Each pair has a run of BASE and a run of SAM, with equal seeds if possible.
+    controls: list[Pair]  # Each pair has two runs of the same side.
 
     def counts(self) -> dict[str, tuple[int, int]]:
-        """Return the numbers of identical and of all responses, for each way to compare them."""
+        """Return, for token ids and lengths, the numbers of identical and of all responses."""
         table: dict[str, tuple[int, int]] = {}
         for pair in self.pairs:
             same, total = table.get(pair.by, (0, 0))
@@ -87,7 +85,7 @@ def losslessness(both: Both) -> Losslessness:
 
 
 def _compared(runs: Sequence[Run], steps: list[int]) -> Iterator[Pair]:
-    """Compare runs by token ids in steps whose texts both recorded, else by response lengths."""
+    """Compare token ids in steps whose texts both runs recorded, else response lengths."""
     left = steps
     for (table, column), by in _COLUMNS.items():
         tables = [getattr(run, table) for run in runs]
@@ -122,7 +120,7 @@ def _compare(names: Sequence[str], by: str, one: pd.Series, other: pd.Series) ->
 
 
 def _common(one: np.ndarray | int, other: np.ndarray | int) -> int | None:
-    """Return the length of the common beginning of two responses; None if they are equal."""
+    """Return the number of equal tokens before the first difference; None without a difference."""
     if np.array_equal(one, other):
         return None
     if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):

@@ -1,7 +1,7 @@
 """Draws the charts of a comparison's page as inline SVG.
 
-Variables of the page's style sheet replace matplotlib's colours. The page shows the text in
-`data-tip` as a tooltip.
+In the SVG, matplotlib's colours are replaced by variables of the page's style sheet. The page shows
+the text of the attribute `data-tip` as a tooltip.
 """
 
 import io
@@ -20,11 +20,11 @@ from sam_rollout.report.compare import Comparison, number
 from sam_rollout.report.panels import SECTIONS, Panel
 from sam_rollout.report.pictures import BASE, SAM, heading, sides
 
-SIZE = (4.0, 2.4)  # inches; the page scales charts
+SIZE = (4.0, 2.4)  # inches; the page scales the charts
 _VARIABLES = {BASE: "base", SAM: "sam", INK: "ink", MUTED: "muted", RULE: "rule"}
 _STYLE = STYLE | {
     "font.size": 9,
-    "svg.fonttype": "none",  # Keeps texts as texts, not as outlines.
+    "svg.fonttype": "none",  # Keeps words as text, not as outlines.
     "svg.hashsalt": "sam_rollout",  # Makes the ids in a chart's SVG reproducible.
     "axes.facecolor": "none",
     "savefig.facecolor": "none",
@@ -33,7 +33,7 @@ _STYLE = STYLE | {
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart with its title and a sentence on how to read it."""
+    """A chart with a title and a sentence on how to read the chart."""
 
     title: str
     reading: str
@@ -41,7 +41,7 @@ class Chart:
 
 
 def charts(comparison: Comparison) -> dict[str, list[Chart]]:
-    """Return, by section title, a chart for each panel that has data of at least one side."""
+    """Return charts by section title, one for each panel for which a side has data."""
     both = sides(comparison)
     found: dict[str, list[Chart]] = {}
     for section in SECTIONS:
@@ -61,7 +61,7 @@ def _as_svg(panel: Panel, both: Sequence[Side]) -> Markup:
         if values := draw(axis, panel, both):
             _columns(axis, values, panel.unit)
         handles, labels = axis.get_legend_handles_labels()
-        if not set(labels) <= {"BASE", "SAM"}:  # BASE and SAM need no legend
+        if not set(labels) <= {"BASE", "SAM"}:  # the page explains BASE and SAM
             figure.legend(handles, labels, loc="outside lower left", ncols=2)
         file = io.StringIO()
         no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -75,7 +75,7 @@ def _as_svg(panel: Panel, both: Sequence[Side]) -> Markup:
         text = text.replace(colour.lower(), f"var(--{name})")
     text = re.sub(r' (?:d|points|transform|x|y)="[^"]*"', _rounded, text)
     text = re.sub(r"\s*\n\s*", " ", text)
-    return Markup(text)  # matplotlib escapes what it writes
+    return Markup(text)  # matplotlib has escaped the texts
 
 
 def _rounded(attribute: re.Match[str]) -> str:

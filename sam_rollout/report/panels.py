@@ -1,4 +1,4 @@
-"""Declares the panels of all dashboards, in sections that each answer a question.
+"""Declares the panels of all dashboards. Each section of panels answers one question.
 
 Metrics that `sam_rollout.telemetry` does not declare come from verl 0.9.1.
 """
@@ -8,26 +8,26 @@ from dataclasses import dataclass, replace
 from sam_rollout.sources import NAMES
 from sam_rollout.telemetry.curve import CURVE_NAME
 
-# Held-out metrics need a pattern, as their names contain the data set and the number of samples.
+# A pattern is needed, because these names contain the data set and the number of samples.
 HELD_OUT = r"val-core/.+/acc/mean@\d+"
 POSITIONS = r"sam/draft/accepted_position_\d+"
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart: lines of `metrics`, lines of all metrics that match `pattern`, or a `picture`."""
+    """A chart that shows `metrics`, or all metrics that match `pattern`, or a `picture`."""
 
     title: str
     metrics: tuple[str, ...] = ()
     unit: str = ""
     pattern: str = ""
     picture: str = ""
-    zero_based: bool = False  # Whether the axis begins at 0, which makes ratios visible.
+    zero_based: bool = False  # Whether the axis begins at 0, so that ratios are visible.
     reading: str = ""  # A sentence on how to read the chart.
-    row: str = ""  # Key of the comparison's row whose result becomes the chart's heading.
+    row: str = ""  # Key of the row of a comparison whose result becomes the heading.
 
     def of_both_sides(self) -> "Panel":
-        """Return the panel without the metrics `compare/*`, for charts that draw the baseline."""
+        """Return the panel without `compare/*`, for charts with a line for the baseline itself."""
         own = (name for name in self.metrics if not name.startswith("compare/"))
         return replace(self, metrics=tuple(own))
 

@@ -1,4 +1,4 @@
-"""Draws panels as PNG pictures: all sections for single runs, or a comparison's summary."""
+"""Draws panels as PNG pictures: all sections of single runs, or the summary of a comparison."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ _STYLE = STYLE | {"font.size": 9, "axes.labelsize": 8, "legend.fontsize": 9}
 
 
 def draw_sections(folders: Sequence[Path], output: Path) -> list[Path]:
-    """Write a PNG per section, with one colour per run and one kind of line per metric."""
+    """Write one PNG per section, in which colours mark runs and kinds of lines mark metrics."""
     runs = [load_run(path) for path in folders]
     names = [folder.absolute().name for folder in folders]
     if len(set(names)) < len(names):
@@ -65,7 +65,7 @@ def _with_baseline(run: Run, baseline: Run) -> pd.DataFrame:
 
 
 def plot_comparison(comparison: Comparison, path: str | Path) -> None:
-    """Write a comparison's summary panels as a PNG; thick lines are means over a side's runs."""
+    """Write a comparison's summary panels as a PNG; thick lines show the mean of a side's runs."""
     both = sides(comparison, comparison.labels)
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(10, 6.4), layout="constrained")
@@ -84,7 +84,7 @@ def plot_comparison(comparison: Comparison, path: str | Path) -> None:
 
 
 def sides(comparison: Comparison, names: Sequence[str] = ("BASE", "SAM")) -> list[Side]:
-    """Return both sides for charts."""
+    """Return both sides of a comparison for charts."""
     steps = comparison.steps
     middle = steps[len(steps) // 2]
     both = zip(names, (BASE, SAM), (comparison.base, comparison.sam), strict=True)
@@ -95,7 +95,7 @@ def sides(comparison: Comparison, names: Sequence[str] = ("BASE", "SAM")) -> lis
 
 
 def heading(comparison: Comparison, panel: Panel) -> tuple[str, list[str]]:
-    """Return a panel's result in words, and lines with its numbers."""
+    """Return a panel's result in words, and lines that give the numbers."""
     time, quantity = comparison.time(panel.row), comparison.quantity(panel.row)
     gain = time and (time.equal_tokens if panel.row == "tail" else time.raw)
     if time and gain:
@@ -133,4 +133,4 @@ def _title(axis: Axes, headline: str, details: Sequence[str]) -> None:
         "\n".join(details), (0, 1), xytext=(0, 4), xycoords="axes fraction",
         textcoords="offset points", fontsize=8,
     )  # fmt: skip
-    text.set_in_layout(False)  # The title's padding makes room; this text must not shrink the axis.
+    text.set_in_layout(False)  # The title leaves room, so this text must not shrink the axis.

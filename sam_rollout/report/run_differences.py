@@ -1,4 +1,4 @@
-"""Compares the descriptions of two runs: settings, versions and machine."""
+"""Compares the settings, versions and machines of two runs, as their run folders describe them."""
 
 from collections.abc import Iterator, Mapping
 from itertools import takewhile
@@ -15,12 +15,12 @@ PLACES = {
 }  # fmt: skip
 REPEATS_PARTS = {"sam_rollout", "compare", "max_logprobs"}
 SAM_PARTS = REPEATS_PARTS | {"sam", "draft_model_path"}
-SPECULATION = "speculative_config"  # an enabled `sam` group decides its value
+SPECULATION = "speculative_config"  # with `sam.enabled`, its value follows from the group `sam`
 _ASKED = f"{ASKED}."
 _COMMIT_DIGITS = 12
-SEEDS = ("actor_rollout_ref.rollout.seed", "data.seed")  # run_differences leaves these out
+SEEDS = ("actor_rollout_ref.rollout.seed", "data.seed")  # not compared by `run_differences`
 
-# Kind of a difference -> ends of the names of its settings. All other settings are "config".
+# Kinds of differences, and how the names of their settings end. Other names are of kind "config".
 KINDS = {
     "validation": ("trainer.test_freq", "trainer.val_before_train", "data.val_batch_size"),
     "saving": (
@@ -36,8 +36,8 @@ KINDS = {
     "seeds": (".seed", "_seed"),
     "tail": ("rollout_telemetry.tail_threshold",),
 }  # fmt: skip
-_INPUT_FILES = ("model.path", "_files")  # Other files mean another model or other data.
-_MILD = {"validation", "saving", "steps"}  # These kinds do not change a rollout.
+_INPUT_FILES = ("model.path", "_files")  # Paths of the model and of the data.
+_MILD = {"validation", "saving", "steps"}  # Differences of these kinds do not change a rollout.
 
 
 class Difference(NamedTuple):
@@ -53,9 +53,9 @@ class Difference(NamedTuple):
 def run_differences(one: RunInfo, other: RunInfo, repeats: bool = False) -> Iterator[Difference]:
     """Yield all differences between the descriptions of two starts.
 
-    With `repeats`, both starts belong to one side, so their `sam` groups are compared, too.
+    With `repeats`, both starts belong to one side, so their settings `sam.*` are compared, too.
     """
-    # Runs of older versions did not record the `sam` group as the user typed it.
+    # Earlier versions did not record which values of `sam.*` the user typed.
     typed = all(value_at(start.config, f"{_ASKED}sam") for start in (one, other))
     settings = (comparable(start.config, repeats, typed) for start in (one, other))
     for name, *values in differences(*settings):
@@ -70,7 +70,7 @@ def run_differences(one: RunInfo, other: RunInfo, repeats: bool = False) -> Iter
 
 
 def _setting(name: str, left: Any, right: Any) -> Difference:
-    """Judge a setting that differs; paths with the same end may mean the same files."""
+    """Judge a setting that differs; two paths with the same end may name the same files."""
     if alike := _common_end(left, right):
         unfair = name.endswith(_INPUT_FILES) and alike < 2
         return Difference("paths", name, left, right, unfair)
@@ -96,8 +96,8 @@ def comparable(
 ) -> dict[str, Any]:
     """Return a configuration by dotted names, without settings in which fair runs may differ.
 
-    Settings that the launcher changed because of drafts get the values that the user asked for.
-    With `repeats` the `sam` group is kept. With `typed` its values are those that the user typed.
+    Settings that the launcher changed because of drafts get the values that the user typed, but the
+    settings `sam.*` only with `typed`. With `repeats`, the result contains the settings `sam.*`.
     """
     named = flat(encode(config))
     run_dir = str(named.get("run_dir") or "<run_dir>")
@@ -116,7 +116,7 @@ def comparable(
 
 
 def differences(base: dict[str, Any], sam: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the name and both values of each setting that differs."""
+    """Yield the name and the two values of each setting that differs."""
     for name in sorted(base.keys() | sam.keys()):
         left, right = (side.get(name, BEFORE.get(name, ABSENT)) for side in (base, sam))
         if left != right:

@@ -1,4 +1,4 @@
-"""Loads runs for the report, and pairs the metrics of both sides by training step."""
+"""Loads the runs of a comparison, and pairs the metrics of both sides by training step."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -22,21 +22,21 @@ class Run:
     """One run."""
 
     path: Path
-    starts: list[RunInfo]  # Descriptions of all starts, in order.
-    steps: pd.DataFrame  # Index: training step, columns: metric names; NaN if unknown.
+    starts: list[RunInfo]  # Descriptions of the run's start and of each resume, in order.
+    steps: pd.DataFrame  # Indexed by training step and metric; NaN if unknown.
     problems: list[str]  # Sentences about files that could not be read.
-    name: str = ""  # Name of the side, with a number if the side has several runs.
+    name: str = ""  # Name of the side, followed by a number if the side has several runs.
 
     @property
     def training_steps(self) -> list[int]:
-        """The steps that have any metric besides the metrics of validation."""
-        # Without metrics, pandas' column names are numbers. Our wandb logger adds the global step
-        # to the metrics of validation.
+        """The training steps that have metrics, not only metrics of validation."""
+        # Names are converted to texts, because pandas numbers the columns if there are no metrics.
+        # Our wandb logger adds training/global_step to the metrics of validation.
         idle = self.steps.columns.astype(str).str.match("val-|sam_val/|training/global_step$")
         return list(self.steps.index[self.steps.loc[:, ~idle].notna().any(axis=1)])
 
     def values(self, name: str, steps: list[int]) -> pd.Series:
-        """Return a metric over `steps`; a missing value is NaN."""
+        """Return a metric's values in `steps`; missing values are NaN."""
         return self.steps.reindex(index=steps, columns=[name])[name]
 
     @property
@@ -56,7 +56,7 @@ class Run:
 
     @property
     def traces(self) -> pd.DataFrame:
-        """One row per training response, with token ids as arrays; each access reads the file."""
+        """One row per training response, with token ids as arrays; each access reads the files."""
         return self._training_rows("traces").to_pandas()
 
     @cached_property
@@ -82,7 +82,7 @@ def load_run(path: str | Path) -> Run:
 
 
 def load_side(side: str, paths: Iterable[str | Path]) -> list[Run]:
-    """Load and name the runs of a side, "BASE" or "SAM"."""
+    """Load the runs of a side, "BASE" or "SAM", and name them after the side."""
     runs = list(map(load_run, paths))
     if len(runs) == 1:
         return [replace(runs[0], name=side)]
@@ -90,7 +90,7 @@ def load_side(side: str, paths: Iterable[str | Path]) -> list[Run]:
 
 
 def seeds_in_pairs(base: list[Run], sam: list[Run]) -> bool:
-    """Return whether the n-th runs of both sides share seeds that no other run has."""
+    """Return whether, for every n, both sides' n-th runs share seeds that no other run has."""
     seeds = [run.start.seeds for run in base]
     known = len(base) > 1 and all(seeds)
     alone = all(seeds.count(own) == 1 for own in seeds)
@@ -98,7 +98,7 @@ def seeds_in_pairs(base: list[Run], sam: list[Run]) -> bool:
 
 
 def partners(base: list[Run], sam: list[Run]) -> list[tuple[int, int]]:
-    """Pair both sides' runs by equal seeds, and the other runs in order; return their indices."""
+    """Pair runs of both sides by equal seeds, and the remaining runs in order; return indices."""
     left, found = list(range(len(sam))), {}
     for place, run in enumerate(base):
         for other in left:
@@ -111,7 +111,7 @@ def partners(base: list[Run], sam: list[Run]) -> list[tuple[int, int]]:
 
 
 def held_out_names(columns: Iterable[str]) -> list[str]:
-    """Return the metrics of held-out accuracy among `columns`."""
+    """Return those of the metrics `columns` that measure held-out accuracy."""
     names = sorted(columns)
     for prefix in ("val-core", "val-aux"):
         found = [name for name in names if re.fullmatch(rf"{prefix}/.+/acc/mean@\d+", name)]
@@ -122,7 +122,7 @@ def held_out_names(columns: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Both:
-    """The runs of both sides and the steps over which they are compared."""
+    """The runs of both sides, and the training steps in which the runs are compared."""
 
     base: list[Run]
     sam: list[Run]
@@ -138,18 +138,18 @@ class Both:
         return set.intersection(*(set(run.steps.columns) for run in self.runs))
 
     def first(self, names: Sequence[str]) -> str | None:
-        """Return the first metric of `names` for which at least one step has values of all runs."""
+        """Return the first of the metrics `names` that all runs have in at least one step."""
         known = [name for name in names if name in self.names()]
         return next((name for name in known if len(self.every(name).dropna())), None)
 
     def every(self, name: str) -> pd.DataFrame:
-        """Return a metric's table, with a row per training step and a column per (side, run)."""
+        """Return a metric as a table with one row per step and one column per (side, run)."""
         sides = zip(SIDES, (self.base, self.sam), strict=True)
         runs = [(side, run) for side, some in sides for run in some]
         return pd.DataFrame({(side, run.name): run.values(name, self.steps) for side, run in runs})
 
     def sides(self, *names: str) -> list[Sides]:
-        """Return the values of metrics over the steps for which every run has all of them."""
+        """Return the values of metrics in the steps for which every run has all these metrics."""
         frames = [self.every(name) for name in names]
         whole = pd.concat(frames, axis=1).notna().all(axis=1)
         paired = seeds_in_pairs(self.base, self.sam)
@@ -160,7 +160,7 @@ class Both:
 def whole_steps(run: Run, rows: pd.DataFrame, steps: list[int]) -> list[int]:
     """Return the steps for which a table of the run's records has rows of all replicas.
 
-    If the run lacks the metric of the number of replicas, every step with a row is returned.
+    If the run did not record the number of replicas, all steps with rows are returned.
     """
     replicas = rows.groupby("step")["replica"].nunique().reindex(steps, fill_value=0)
     whole = replicas > 0

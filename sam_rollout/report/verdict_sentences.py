@@ -5,11 +5,11 @@ from sam_rollout.report.compare import TIMES, Comparison, TimeRow, number
 
 _SUBJECTS = {"tail": "a token of the long tail", "rollout": "a rollout", "step": "a training step"}
 
-_REASONS = 3  # the sentence names this many reasons at most
+_REASONS = 3  # largest number of reasons in the sentence
 
 
 def sentences(comparison: Comparison) -> tuple[str, str]:
-    """Return a sentence about the times and one about the samples, with reasons for doubt."""
+    """Return a sentence about times, with reasons for doubt, and a sentence about samples."""
     return _time(comparison), comparison.lossless.sentence()
 
 

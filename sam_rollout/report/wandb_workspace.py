@@ -1,4 +1,4 @@
-"""Builds our sections and panels as a workspace of Weights & Biases, with wandb-workspaces."""
+"""Builds a workspace of Weights & Biases with the sections and panels of `panels.py`."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ class DashboardError(Exception):
 
 
 def build(entity: str, project: str, group: str = "") -> "ws.Workspace":
-    """Build a workspace with all sections; `group` limits it to one comparison, split by side."""
+    """Build a workspace; `group` limits it to the runs of one comparison, grouped by side."""
     try:
         import wandb_workspaces.workspaces as ws
         from wandb_workspaces import expr
@@ -87,7 +87,7 @@ def save(workspace: "ws.Workspace") -> str:
     """Save the workspace on the server; return its address."""
     try:
         workspace.save()
-    except Exception as error:  # errors of wandb, its GraphQL client or the connection
+    except Exception as error:  # an error of wandb, its GraphQL client or the connection
         raise DashboardError(
             f"the workspace cannot be saved ({type(error).__name__}: {error}); log in with "
             "wandb login, or write it to a file with --json"
