@@ -1,4 +1,4 @@
-"""Writes the text of a bug report: versions, the doctor's findings, settings, the end of a log.
+"""Writes a bug report: versions, the doctor's findings, settings, the end of a log.
 
 Secrets, addresses, names of hosts and users, and home folders are left out.
 """
@@ -23,13 +23,13 @@ from sam_rollout.telemetry.records import RunFolder
 
 LOG_LINES = 80
 SECRET, ADDRESS, USER, HOST = "<secret>", "<address>", "<user>", "<host>"
-# If a key's last word matches, its value is a secret. max_draft_tokens does not match.
+# The value of a key is a secret if the key ends in such a word; max_draft_tokens does not.
 _SECRET_WORD = (
     r"(?:(?<!per_)token|secret|passw(?:or)?d|passphrase|credentials?|authorization|auth"
     r"|(?:api|access|secret|private|license)[_-]?key)"
 )
 _SECRET_KEY = re.compile(rf"(?:^|[\W_]){_SECRET_WORD}$", re.IGNORECASE)
-_RULES: tuple[tuple[str, Any], ...] = (  # pattern, and what `re.sub` puts in its place
+_RULES: tuple[tuple[str, Any], ...] = (  # a pattern, and what `re.sub` puts in its place
     # Matches name=value, name: value, "name": "value", JSON inside a string, and --name value.
     (
         rf"""(?i)((?:\b|_){_SECRET_WORD}\b\\*["']?\s*[=:]\s*)(?:(?:Bearer|Basic|Token)\s+)?"""
@@ -37,7 +37,7 @@ _RULES: tuple[tuple[str, Any], ...] = (  # pattern, and what `re.sub` puts in it
         rf"|(--[\w-]*{_SECRET_WORD}[ =])\S+",
         lambda found: f"{found[1] or found[2]}{SECRET}",
     ),
-    # The forms of well-known services' access tokens, and long hexadecimal numbers.
+    # Matches access tokens of well-known services, and long hexadecimal numbers.
     (
         r"\b(?:hf_[A-Za-z0-9]{20,}"
         r"|(?:gh[opusr]_|github_pat_|glpat-|sk-|xox[abp]-|wandb_v1_|AKIA|eyJ)[\w.-]{10,})"
@@ -55,13 +55,13 @@ _RULES: tuple[tuple[str, Any], ...] = (  # pattern, and what `re.sub` puts in it
     (r"\b[\w-]+(?:\.[\w-]+)*\.(?:com|net|org|io|cn|local|lan|internal|corp|svc)\b", HOST),
     (r"/(?:home|Users)/[^/\s'\",:]+", "~"),
 )
-_ADDRESSES = ("RAY_ADDRESS", "MASTER_ADDR", "HOSTNAME")  # Variables that name a host.
+_ADDRESSES = ("RAY_ADDRESS", "MASTER_ADDR", "HOSTNAME")  # Environment variables that name a host.
 
 
 def write(
     path: Path, question: Question, findings: Sequence[Finding], run: Path | None = None
 ) -> None:
-    """Write the report."""
+    """Write the bug report to a file."""
     config, log, run_versions = question.config or {}, ["no run was named"], {}
     if run is not None:
         info = RunFolder(run).read_starts()[-1]
@@ -81,7 +81,7 @@ def write(
 
 
 def without_secrets(value: Any, key: str = "") -> Any:
-    """Return a configuration without the values of keys that name a secret."""
+    """Return a configuration in which the values of keys that name secrets are replaced."""
     if isinstance(value, Mapping):
         return {name: without_secrets(item, str(name)) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -90,7 +90,7 @@ def without_secrets(value: Any, key: str = "") -> Any:
 
 
 def redact(text: str, hosts: Iterable[str] = ()) -> str:
-    """Return a text without secrets, addresses, hosts, users and home folders."""
+    """Replace secrets, addresses, hosts, users and home folders in a text."""
     home = Path.home()
     if len(home.parts) > 1:  # in a container the home may be /
         text = re.sub(rf"{re.escape(str(home))}(?![\w.-])", "~", text)

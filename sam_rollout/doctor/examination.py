@@ -1,4 +1,4 @@
-"""Runs all checks in order; an error in one check does not stop the others."""
+"""Runs all checks in order. If a check ends with an error, the other checks still run."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -15,7 +15,7 @@ Check = Callable[[Question], Iterable[Line]]
 
 
 def check_run(question: Question) -> Iterator[Line]:
-    """Run all checks of the run's configuration, even if one fails."""
+    """Check the run's configuration. If one check fails, the others still run."""
     if not question.config:
         yield skip("run", "not checked without --experiment")
         return
@@ -42,7 +42,7 @@ def check_run(question: Question) -> Iterator[Line]:
 
 
 def checks_of(device: str) -> list[tuple[str, Check]]:
-    """Return the checks for a device in order, each with its group."""
+    """Return the checks for a device in order, each with the name of its group."""
     ascend = device == "ascend_910c"
     return [
         ("versions", installation.check_versions),
@@ -58,7 +58,7 @@ def checks_of(device: str) -> list[tuple[str, Check]]:
 
 
 def examine(question: Question, progress: Callable[[str], None]) -> Iterator[Finding]:
-    """Run all checks for the device; an error inside a check becomes a failing line."""
+    """Run all checks for the device; an exception inside a check becomes a failing line."""
     for group, check in checks_of(question.device):
         name = check.__name__.removeprefix("check_").replace("_", " ")
         progress(f"{group}: {name}")

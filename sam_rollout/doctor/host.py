@@ -32,9 +32,9 @@ TORCH_PROGRAMS = {
     "ascend_910c": ASK_TORCH.format(imports="import torch_npu", kind="npu"),
     "cuda": ASK_TORCH.format(imports="", kind="cuda"),
 }
-CPU_RUN_GIB = 10  # memory that the experiment tiny_cpu needs, according to README.md
+CPU_RUN_GIB = 10  # memory that the experiment tiny_cpu needs (README.md)
 SHARED_MEMORY = Path("/dev/shm")
-LEAST_SHARED_GIB = 1.0  # needed if no experiment is named; docker's default is 64 MiB
+LEAST_SHARED_GIB = 1.0  # required if no experiment is named; docker's default is 64 MiB
 BIGGER_SHM = "mount -o remount,size=... /dev/shm; for a container docker run --shm-size=..."
 OPEN_FILES = 32768  # from verl's guide for several nodes; Ray opens a socket for each peer
 # Importing torch from a cold network file system takes minutes.
@@ -47,7 +47,7 @@ print(json.dumps(dataclasses.asdict(kernels.warm_up())))
 
 
 class ProbeError(RuntimeError):
-    """A program failed or did not answer; the message says why in one line."""
+    """A program failed or did not answer in time; the message is one line."""
 
 
 def run_python(program: str, limit_s: float = LIMIT_S) -> str:
@@ -56,7 +56,7 @@ def run_python(program: str, limit_s: float = LIMIT_S) -> str:
     Raises:
         ProbeError: The program fails, prints nothing or takes longer than `limit_s` seconds.
     """
-    # With -P, Python ignores modules in the working directory, as in a run's workers.
+    # With -P, Python ignores modules in the working directory. A run's workers do the same.
     command = [sys.executable, "-P", "-c", program]
     try:
         done = subprocess.run(
@@ -72,13 +72,13 @@ def run_python(program: str, limit_s: float = LIMIT_S) -> str:
 
 
 def count_devices() -> int:
-    """Count the accelerators of this machine or container, also those that variables hide."""
+    """Count the accelerators of this machine or container, hidden ones included."""
     names = (path.name for path in DEVICE_FILES.iterdir())
     return sum(re.fullmatch(r"(davinci|nvidia)\d+", name) is not None for name in names)
 
 
 def check_cpu(_question: Question) -> Iterator[Line]:
-    """Check the machine's memory; in the CPU profile, the machine itself is the device."""
+    """Check the machine's memory; without accelerators, the machine itself is the device."""
     memory, cores = psutil.virtual_memory(), len(os.sched_getaffinity(0))
     found = f"{cores} cores; {memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB are free"
     fix = f"a run of tiny_cpu needs about {CPU_RUN_GIB} GB over all its processes"
@@ -86,7 +86,7 @@ def check_cpu(_question: Question) -> Iterator[Line]:
 
 
 def check_accelerators(question: Question) -> Iterator[Line]:
-    """Let torch count devices and their memory, in a separate process because it may crash."""
+    """Let torch count devices and their memory, in a process of its own because torch may crash."""
     fix = f"install the driver, then sam-rollout install {question.profile}; a container needs "
     fix += "the device files, and an NPU also needs CANN's set_env.sh"
     try:
@@ -109,7 +109,7 @@ def check_accelerators(question: Question) -> Iterator[Line]:
 
 
 def check_kernels(_question: Question) -> Iterator[Line]:
-    """Load the drafter's kernels as a run's workers do; the first load compiles them."""
+    """Load the drafter's kernels as a run's workers do; the first process compiles them."""
     try:
         found = json.loads(run_python(WARM_UP))
     except ProbeError as error:
@@ -127,7 +127,7 @@ def check_interfaces(question: Question) -> Iterator[Line]:
     up = sorted(name for name, state in psutil.net_if_stats().items() if state.isup)
     for name in INTERFACE_VARIABLES[question.device]:
         given = question.environment.get(name, "")
-        # Names are prefixes. A leading "=" asks for exact names. A leading "^" excludes names.
+        # Names are prefixes. A leading "=" means exact names, a leading "^" excludes names.
         prefixes = tuple(filter(None, given.lstrip("=").split(",")))
         fix = f"name the interface all nodes share ({', '.join(up)}); scripts/node.sh does that"
         if not given and question.many_nodes:
@@ -153,7 +153,8 @@ def check_shared_memory(question: Question) -> Iterator[Line]:
         store = int(question.setting("ray_kwargs.ray_init.object_store_memory", 0))
         wanted = weights + store
         found += f"; {weights / GIB:.2f} for weights and {store / GIB:.2f} for Ray are needed"
-    # On an NPU it only warns: with a recent driver, no weights pass through host memory.
+    # On an NPU, missing room is only a warning, because with a recent driver no weights pass
+    # through host memory.
     fails = bool(question.config) and question.device == "cpu"
     small = usage.free < wanted
     yield judge(str(SHARED_MEMORY), found, BIGGER_SHM, fails=small and fails, warns=small)

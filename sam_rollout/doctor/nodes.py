@@ -26,17 +26,17 @@ START_RAY = "ray start --head on one node, ray start --address on the others; or
 INSTALL = "install the same version of sam_rollout there, for the Python that runs ray start"
 SOURCES = ("**/*.py", "configs/**/*.yaml")
 CONNECT_LIMIT_S = 10
-CHECKS_LIMIT_S = 900  # The checks start Python twice, perhaps from a slow file system.
-# Without this variable, Ray hides all devices from a task that asks for none.
+CHECKS_LIMIT_S = 900  # The checks start Python twice, which is slow on some file systems.
+# Without this variable, Ray hides all devices from tasks that request no device.
 RUNTIME_ENV = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
-Facts = Mapping[str, str]  # name -> value that should be equal on all nodes
+Facts = Mapping[str, str]  # values by name; they should be equal on all nodes
 
 
 def facts(question: Question, marker: str = "") -> Facts:
     """Return the facts about this machine that should be equal on all nodes of a run.
 
-    `marker` is a file that the doctor made in the folder of checkpoints, or empty. All nodes must
-    share this folder.
+    `marker` is a file in the folder of checkpoints, with which the doctor checks that all nodes
+    share this folder. If it is empty, the folder is not checked.
     """
     digest = hashlib.sha256()
     package = Path(sam_rollout.__file__).resolve().parent
@@ -57,14 +57,14 @@ def facts(question: Question, marker: str = "") -> Facts:
 
 
 def examine_node(question: Question, marker: str) -> tuple[list[Finding], Facts]:
-    """Run all checks on the node where this function runs as a Ray task."""
+    """Run all checks on this node, as a task of Ray."""
     return list(examine(question, lambda _doing: None)), facts(question, marker)
 
 
 def examine_cluster(
     question: Question, address: str | None, progress: Callable[[str], None]
 ) -> Iterator[Finding]:
-    """Run the checks on every living node of a running cluster, and compare the nodes."""
+    """Run the checks on every living node of a Ray cluster, and compare the nodes."""
     try:
         import ray
     except ImportError as error:
@@ -78,7 +78,7 @@ def examine_cluster(
         if host and port.isdigit():
             socket.create_connection((host, int(port)), timeout=CONNECT_LIMIT_S).close()
         ray.init(address, log_to_driver=False, logging_level="ERROR", runtime_env=RUNTIME_ENV)
-    except Exception as error:  # for example: no cluster, another version of Ray, a firewall
+    except Exception as error:  # such as: no cluster, another version of Ray, a firewall
         found = f"no connection to {address}: {_cause(error)}"
         yield Finding(GROUP, fail("ray", found, START_RAY))
         return
@@ -114,7 +114,7 @@ def _examine_connected(question: Question, progress: Callable[[str], None]) -> I
             progress(f"cluster: waiting for {name}")
             try:
                 findings, known[name] = ray.get(answer, timeout=max(0, ends_s - time.monotonic()))
-            except Exception as error:  # for example: the node died, or lacks our package
+            except Exception as error:  # such as: the node died, or lacks our package
                 yield Finding(GROUP, fail("checks", _cause(error), INSTALL), name)
                 continue
             yield from (dataclasses.replace(finding, node=name) for finding in findings)
@@ -123,7 +123,7 @@ def _examine_connected(question: Question, progress: Callable[[str], None]) -> I
 
 @contextlib.contextmanager
 def marked(folder: str) -> Iterator[str]:
-    """Return a context in which a folder, created if needed, has a marker file."""
+    """Keep a marker file in a folder, which is created if needed, while the context is open."""
     marker = Path(folder).absolute() / f".sam-rollout-doctor-{uuid.uuid4().hex}"
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.touch()

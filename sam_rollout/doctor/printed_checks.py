@@ -15,7 +15,7 @@ class Status(enum.StrEnum):
     OK = "ok"
     WARN = "warn"  # A run may work, but this setup is not tested, or it makes the run slower.
     FAIL = "fail"  # A run will not work.
-    SKIP = "skip"  # Not checked; the line says why.
+    SKIP = "skip"  # This was not checked; the line says why.
 
 
 VERDICTS = {
@@ -32,12 +32,12 @@ class Line:
     status: Status
     what: str
     found: str
-    fix: str = ""  # what the user can do, if `found` does not say it
+    fix: str = ""  # what the user can do; empty if `found` says it
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A line, the group of its check, and the node checked; an empty node means this machine."""
+    """A line with the group and the node of its check; an empty node means this machine."""
 
     group: str
     line: Line
@@ -90,7 +90,7 @@ def to_text(about: str, findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:
-    """Merge findings that are equal on all nodes; the other findings follow, by node."""
+    """Merge findings that all nodes share; the other findings follow, sorted by node."""
     nodes = {finding.node for finding in findings if finding.node}
     if len(nodes) < 2:
         return list(findings)
@@ -104,7 +104,7 @@ def merged(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def overall(findings: Sequence[Finding]) -> Status:
-    """Return the worst status."""
+    """Return the worst status of all findings."""
     found = {finding.line.status for finding in findings}
     return next((s for s in (Status.FAIL, Status.WARN) if s in found), Status.OK)
 

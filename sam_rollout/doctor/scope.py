@@ -1,4 +1,4 @@
-"""Describes what is examined: a device, and optionally an experiment and a cluster."""
+"""Describes what the doctor examines: a device, and optionally an experiment and a cluster."""
 
 import dataclasses
 import os
@@ -11,14 +11,14 @@ from sam_rollout.core.composition import ExperimentError, UnknownExperimentError
 from sam_rollout.doctor.printed_checks import Finding, fail, ok, warn
 from sam_rollout.telemetry.records import value_at
 
-# Name of the device (configs/device) -> extra of pyproject.toml that installs its engine.
+# For each device (configs/device), the extra of pyproject.toml that installs the device's engine.
 DEVICES = {"ascend_910c": "ascend", "cuda": "cuda", "cpu": "cpu"}
 EXPERIMENT = "experiment="  # the override that names an experiment
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """Describes the run for which machines are checked; every node of a cluster gets a copy."""
+    """The run for which machines are checked; every node of a cluster gets a copy."""
 
     device: str  # A key of DEVICES.
     config: Mapping[str, Any] | None = None  # The composed experiment as nested, resolved dicts.
@@ -27,7 +27,7 @@ class Question:
 
     @property
     def profile(self) -> str:
-        """The extra of pyproject.toml for the device, and the argument of `sam-rollout install`."""
+        """The device's extra of pyproject.toml, and the argument of `sam-rollout install`."""
         return DEVICES[self.device]
 
     @property
@@ -36,13 +36,13 @@ class Question:
         return self.cluster or int(self.setting("trainer.nnodes", 1)) > 1
 
     def setting(self, path: str, default: Any = None) -> Any:
-        """Return the experiment's value at a dotted path; the default if it is unset or unknown."""
+        """Return the experiment's value at a dotted path; the default if there is no value."""
         value = value_at(self.config or {}, path)
         return default if value is None else value
 
     @property
     def environment(self) -> dict[str, str]:
-        """The run's environment variables; values of the shell replace values of the experiment."""
+        """The run's environment variables; the shell's values replace those of the experiment."""
         given = self.setting("environment", {})
         return {**{k: str(v) for k, v in given.items() if v is not None}, **os.environ}
 
@@ -67,7 +67,7 @@ def likely_device() -> str:
 def ask(
     device: str | None, overrides: Sequence[str], cluster: bool
 ) -> tuple[Question, list[Finding]]:
-    """Turn the command's arguments into a question; return it with findings about the experiment.
+    """Turn the command's arguments into a question; also return findings about the experiment.
 
     Without overrides, only the machine is checked.
 

@@ -1,1 +1,1 @@
-"""Estimates the needs of a run: parameters, memory of a device, and responses of a round."""
+"""Estimates a run's needs: parameters, memory of a device, responses of a generation round."""

@@ -1,4 +1,4 @@
-"""Estimates an engine's responses in a generation round, and the host memory of its drafts."""
+"""Estimates an engine's responses in a generation round, and the host memory for its drafts."""
 
 import dataclasses
 import math
@@ -9,12 +9,12 @@ from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN
 
 @dataclasses.dataclass(frozen=True)
 class RolloutRound:
-    """A round of DAPO's dynamic sampling on all engines, with texts of the largest length."""
+    """A round of DAPO's dynamic sampling on all engines, with all texts at their largest length."""
 
     prompts: int  # `gen_batch_size`.
-    siblings: int  # Responses per prompt, `n`.
-    engines: int  # Schedulers that share the responses.
-    max_num_seqs: int  # Maximum number of requests that one engine runs at once.
+    siblings: int  # Number of responses per prompt, `n`.
+    engines: int  # Number of engines that share the responses.
+    max_num_seqs: int  # Maximum number of requests that run at once in an engine.
     prompt_tokens: int  # Length of the longest prompt.
     response_tokens: int  # Length of the longest response.
 
@@ -30,16 +30,16 @@ class RolloutRound:
 
     @property
     def waves(self) -> int:
-        """Number of batches that an engine runs in turn if all responses have the same length."""
+        """Number of successive batches of an engine if all responses have the same length."""
         return math.ceil(self.per_engine / self.max_num_seqs)
 
     def bytes_of(self, sam: SamConfig) -> dict[str, int]:
-        """Return the maximum number of bytes that each enabled source takes in one engine."""
+        """Return the largest number of bytes that each enabled draft source takes in an engine."""
         sources = sam.sources
         running = min(self.per_engine, self.max_num_seqs)
         shared = self.per_engine * self.response_tokens
         if sources.prompt.earlier_steps:
-            # Siblings run on several engines, so an engine may run a response to any prompt.
+            # Responses to a prompt run on several engines, so an engine may run any prompt.
             earlier = sam.texts.max_responses_per_prompt * self.response_tokens
             shared += min(self.prompts, running) * earlier
         text = self.prompt_tokens + self.response_tokens

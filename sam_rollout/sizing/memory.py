@@ -1,9 +1,8 @@
 """Estimates the memory of one device in both phases of a step, rollout and training.
 
-The sources are cann-recipes-train's notes on Qwen3-235B
-(docs/llm_rl/qwen3_235B_32k_longseq_rl_train_optimization.md, sections 2.1 and 3.1), whose numbers
-the tests check, and ZeRO (arXiv 1910.02054, section 3.1). Activations, graphs and fragmentation are
-not counted.
+One source is cann-recipes-train's document on Qwen3-235B, whose numbers the tests check
+(docs/llm_rl/qwen3_235B_32k_longseq_rl_train_optimization.md, sections 2.1 and 3.1). The other is
+ZeRO (arXiv 1910.02054, section 3.1). Activations, graphs and fragmentation are not counted.
 """
 
 import dataclasses
@@ -14,7 +13,7 @@ from sam_rollout.sizing.shape import HardwareConfig, ModelShape
 
 GIB = 1 << 30
 BF16, FP32 = 2, 4
-# Float32 copies of the logits during verification: logits, probabilities and a temporary array.
+# Verification holds three float32 arrays: logits, probabilities and a temporary array.
 FLOAT_COPIES = 3
 PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer states"
 KV_CACHE = "KV cache, at most"
@@ -25,11 +24,11 @@ class MemoryPlan:
     """The memory of one device, in bytes."""
 
     training: dict[str, float]  # Training states on the device while the actor is updated.
-    # Items that fill the engine's share during the rollout; the last item is the KV cache.
+    # What fills the engine's share of the device during the rollout; the last item is the KV cache.
     rollout: dict[str, float]
     resident: float  # Training states that stay on the device during the rollout.
-    offloaded: float  # Training states of the device that are kept in host memory.
-    verification: float  # Memory that verification takes beyond sampling without drafts.
+    offloaded: float  # Training states of this device that are kept in host memory.
+    verification: float  # Additional memory of verification, compared with plain sampling.
     outside_share: float  # The device's memory without the engine's share and `resident`.
     kv_tokens: int  # Number of tokens in the KV cache.
 
@@ -53,7 +52,7 @@ class MemoryPlan:
 
     @property
     def warning(self) -> str:
-        """A sentence if verification may not fit into memory; empty if it fits."""
+        """A sentence if verification may not fit into memory, else an empty text."""
         if self.verification <= max(0, self.outside_share):
             return ""
         return (
@@ -65,9 +64,9 @@ class MemoryPlan:
 
 
 def training_states(shape: ModelShape, layout: TrainingLayout) -> dict[str, float]:
-    """Return the bytes of the fullest rank's training states, on device and host."""
+    """Return the bytes of training states, on device and host together, of the fullest rank."""
     if layout.engine == "fsdp":
-        # verl keeps FSDP's shards in float32. They are also the optimizer's master copy.
+        # verl keeps FSDP's shards in float32, so the optimizer needs no master copy of its own.
         shard = FP32 * shape.parameters / layout.shards
         return {PARAMETERS: shard, GRADIENTS: shard, OPTIMIZER: 2 * shard}
     layers = max(layout.stage_layers)
@@ -85,8 +84,8 @@ def training_states(shape: ModelShape, layout: TrainingLayout) -> dict[str, floa
 def rollout_weights(shape: ModelShape, layout: RolloutLayout) -> float:
     """Return the bytes of one rollout rank's weights in bfloat16.
 
-    Routers are on every rank. Whole experts are spread over `layout.expert` ranks, or each expert
-    is divided over the tensor parallel ranks.
+    Every rank has all routers. If `layout.expert` > 1, whole experts are spread over this number of
+    ranks. Otherwise each expert is divided among the tensor parallel ranks.
     """
     dense = shape.embedding_parameters
     dense += shape.layers * (shape.attention_parameters + shape.mlp_parameters)
@@ -97,7 +96,7 @@ def rollout_weights(shape: ModelShape, layout: RolloutLayout) -> float:
 
 
 def sampling_bytes(shape: ModelShape, rows: int) -> float:
-    """Return the bytes that sampling at `rows` positions takes on every rank."""
+    """Return the bytes that every rank needs for sampling at `rows` positions."""
     return rows * shape.vocab * (BF16 + FLOAT_COPIES * FP32)
 
 
@@ -115,7 +114,7 @@ def plan_memory(
         away |= {PARAMETERS, GRADIENTS}
     if training.offload_optimizer or training.swap_optimizer:
         away.add(OPTIMIZER)
-    # vLLM measures these items (and activations) and gives the rest of its share to the KV cache.
+    # vLLM measures the items below and activations. The KV cache gets the rest of vLLM's share.
     items = {
         "weights": rollout_weights(shape, rollout),
         "weights of the drafting model": limits.drafter.weights,
@@ -126,7 +125,7 @@ def plan_memory(
     share = limits.memory_fraction * hardware.memory_gib * GIB
     left = hardware.kv_cache_gib * GIB or share - math.fsum(items.values())
     items = {name: size for name, size in items.items() if size} | {KV_CACHE: left}
-    # A request with drafts has k + 1 rows of logits; without drafts it has one row.
+    # A request has k + 1 rows of logits with drafts, and one row without.
     verified = min(limits.verified_requests, limits.max_num_seqs)
     more_rows = max(0, verified * (limits.draft_tokens + 1) - limits.max_num_seqs)
     resident = math.fsum(size for name, size in states.items() if name not in away)

@@ -5,7 +5,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class TrainingLayout:
-    """The training engine, which uses all devices of the run."""
+    """How training, which uses all devices of the run, divides the model and the batch."""
 
     engine: str  # fsdp or megatron
     devices: int
@@ -17,9 +17,9 @@ class TrainingLayout:
     expert_tensor: int = 1
     sequence: int = 1  # Ulysses sequence parallel size (FSDP).
     shards: int = 1  # Ranks over which one copy of the parameters is sharded (FSDP).
-    offload_parameters: bool = False  # Whether parameters are on the host while unused.
+    offload_parameters: bool = False  # Whether parameters are on the host while they are not used.
     offload_optimizer: bool = False
-    swap_optimizer: bool = False  # Whether optimizer states always are on the host (MindSpeed).
+    swap_optimizer: bool = False  # Whether optimizer states stay on the host (MindSpeed).
 
     @property
     def model_parallel(self) -> int:
@@ -36,12 +36,12 @@ class TrainingLayout:
 
 @dataclasses.dataclass(frozen=True)
 class RolloutLayout:
-    """The engines of the rollout, which all have the same layout."""
+    """How each engine of the rollout divides the model."""
 
     devices: int
     tensor: int = 1  # Devices among which attention and dense layers are divided.
-    data: int = 1  # Engines of one server; they share only the experts.
-    expert: int = 1  # Devices over which whole experts are spread; with 1, each expert is divided.
+    data: int = 1  # Engines per server, which share nothing but the experts.
+    expert: int = 1  # Devices among which whole experts are spread; if 1, each expert is divided.
 
     @property
     def replicas(self) -> int:
@@ -56,7 +56,7 @@ class RolloutLayout:
 
 @dataclasses.dataclass(frozen=True)
 class DrafterSize:
-    """The memory of a drafting model on one device; all zero if no model drafts."""
+    """The memory of a draft model on one device; all zero without a draft model."""
 
     weights: float = 0.0  # Bytes.
     kv_bytes: float = 0.0  # Bytes of one token's keys and values.

@@ -1,4 +1,4 @@
-"""Describes the sizes of model and device that decide how much memory is needed."""
+"""Describes the sizes of a model and of a device, from which a run's memory follows."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 from sam_rollout.config import ConfigError, Section, setting
 
-# Keys of `config.json` that only decoders of other kinds than Qwen3 have.
+# Models with these keys in `config.json` are of another kind than Qwen3.
 _NOT_COVERED = ("kv_lora_rank", "n_routed_experts", "n_shared_experts", "first_k_dense_replace")
 
 
@@ -58,7 +58,7 @@ class ModelShape(Section):
 
     @classmethod
     def of_model(cls, config: Mapping[str, Any]) -> Self | None:
-        """Read a decoder's sizes from its ``config.json``; None if its kind is not covered."""
+        """Read a model's sizes from its ``config.json``; return None if its kind is not covered."""
         text = {**config, **(config.get("text_config") or {})}
         if any(text.get(name) for name in _NOT_COVERED):
             return None
@@ -91,7 +91,7 @@ class ModelShape(Section):
 
     @property
     def attention_parameters(self) -> int:
-        """Parameters of a layer's attention or delta net, averaged over all layers."""
+        """Parameters of a layer's attention or gated delta net, averaged over all layers."""
         attention = 2 * self.head_dim * (self.heads + self.kv_heads)
         if not self.linear_layers:
             return self.hidden * attention
@@ -145,7 +145,7 @@ class ModelShape(Section):
         return 2 * (self.layers - self.linear_layers) * heads * self.head_dim * 2
 
     def state_bytes(self, tensor_parallel: int = 1) -> int:
-        """Return the bytes of one request's float32 states on one rank, for all linear layers."""
+        """Return the bytes of one request's float32 states on one rank, over all linear layers."""
         heads = max(1, self.linear_value_heads // tensor_parallel)
         return self.linear_layers * heads * self.linear_head_dim**2 * 4
 
