@@ -1,7 +1,7 @@
 """Reads the folder of an EAGLE-3 head without torch, and checks that the head fits its policy.
 
-Two formats can be read: the format of the speculators library and the format of Hugging Face llamas
-(`LlamaForCausalLMEagle3`). This package writes heads in the first format.
+A head may have the format of the speculators library, in which this package writes heads, or the
+format of Hugging Face llamas (`LlamaForCausalLMEagle3`).
 """
 
 from collections.abc import Mapping
@@ -18,8 +18,7 @@ from sam_rollout.core.settings import ConfigError
 CONFIG, TRAINING = "config.json", "training.json"
 LLAMA, QWEN3 = "Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM"
 _ARCHITECTURES = {"llama": LLAMA, "qwen3": QWEN3}
-#: Keys of a policy's configuration that a head records. The head fits only policies with the
-#: recorded values.
+#: A head records its policy's values of these keys, and fits only policies with the same values.
 BASE_KEYS = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings",
@@ -28,7 +27,7 @@ BASE_KEYS = (
 
 @dataclass(frozen=True)
 class HeadShape:
-    """The sizes of a head, whose only decoder layer is a llama layer or a Qwen3 layer."""
+    """The sizes of a head, which has one decoder layer: a llama layer or a Qwen3 layer."""
 
     architecture: str
     hidden_size: int
@@ -38,14 +37,14 @@ class HeadShape:
     head_dim: int
     vocabulary: int
     draft_vocabulary: int  # Number of tokens that the head can draft, at most `vocabulary`.
-    # Layers of the policy after which hidden states are taken, as vLLM counts them; empty means
-    # vLLM's default.
+    # The head reads the policy's hidden states after these layers, counted as in vLLM. An empty
+    # tuple stands for vLLM's default layers.
     target_layers: tuple[int, ...]
-    aux_hidden_size: int  # Length of the policy's hidden states.
+    aux_hidden_size: int  # Size of the policy's hidden states.
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
-    # Whether the attention's output is added to the normalised hidden state; otherwise it is added
-    # to the hidden state as it came in.
+    # True: the attention's output is added to the normalised hidden state. False: it is added to
+    # the hidden state before normalisation.
     norm_before_residual: bool = False
 
     @property
@@ -85,17 +84,17 @@ class Head:
 
     path: str
     shape: HeadShape
-    parameters: int  # Number of parameters in the files; the head's own embeddings count, too.
+    parameters: int  # Number of parameters in the files, embeddings included.
     has_output: bool  # Whether the files hold an output matrix.
-    # The values of BASE_KEYS for the policy that the head was trained for; may be empty.
+    # `BASE_KEYS` -> values of the policy that the head was trained for; may be empty.
     base_model: Mapping[str, Any]
 
 
 def default_layers(layers: int) -> tuple[int, int, int]:
     """Return the layers after which vLLM takes hidden states by default.
 
-    If the policy has fewer than seven layers, three adjacent layers are returned instead. For such
-    a policy, vLLM's default names a layer twice or is not in ascending order.
+    If the policy has fewer than seven layers, vLLM's default names a layer twice or is not in
+    ascending order. Three adjacent layers are returned instead.
 
     Raises:
         ConfigError: The policy has fewer than three layers.
@@ -145,7 +144,7 @@ def read_head(folder: str | Path, field: str = "head") -> Head:
 
 
 def is_fresh(folder: Path) -> bool:
-    """Return whether the folder has a head that this package made and never trained."""
+    """Return whether the folder has a head that this package made and has never trained."""
     record = folder / TRAINING
     return record.exists() and read_object(record).get("updates") == 0
 
@@ -223,13 +222,13 @@ def _read_shape(place: str, config: Mapping[str, Any]) -> HeadShape:
         draft_vocabulary=_draft_vocabulary(place, drafted, sizes["vocabulary"]),
         target_layers=tuple(layers),
         aux_hidden_size=_size(place, config, "target_hidden_size", sizes["hidden_size"]),
-        # If the key is missing, vLLM assumes true for heads of speculators, else false.
+        # If this key is missing, vLLM assumes true in the format of speculators, else false.
         norm_before_residual=bool(config.get("norm_before_residual", kind is not None)),
     )
 
 
 def _sizes(place: str, layer: Mapping[str, Any]) -> dict[str, Any]:
-    # Older files have the base of the rotary embedding at the top level.
+    # Older files have `rope_theta` at the top level.
     theta = (layer.get("rope_parameters") or {}).get("rope_theta", layer.get("rope_theta"))
     hidden, heads = (_size(place, layer, key) for key in ("hidden_size", "num_attention_heads"))
     return {
@@ -259,7 +258,7 @@ def _draft_vocabulary(place: str, value: Any, vocabulary: int) -> int:
 
 
 def read_json(path: Path, field: str, value: str) -> dict[str, Any]:
-    """Read a JSON object; an error names the setting `field` and its value, the file's folder."""
+    """Read a JSON object; raise a `ConfigError` about the setting `field` and its `value`."""
     try:
         return read_object(path)
     except OSError as error:
@@ -285,5 +284,5 @@ def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def vllm_name(name: str) -> str:
-    """Return the name that vLLM gives to a weight, from its name in either format."""
+    """Return vLLM's name of a weight; `name` is the weight's name in either format of heads."""
     return name.replace("midlayer.", "layers.0.")

@@ -2,8 +2,8 @@
 
 The head computes the same as vLLM's `Eagle3LlamaForCausalLM` and `Eagle3Qwen3ForCausalLM` (arXiv
 2503.01840). At position t it reads the policy's hidden states of token t and the embedding of token
-t + 1, and proposes token t + 2. For later draft tokens it reads its own output in place of hidden
-states, which the policy has not computed yet.
+t + 1, and proposes token t + 2. For later draft tokens the policy has not computed hidden states
+yet, so the head reads its own output instead.
 """
 
 import math
@@ -29,7 +29,10 @@ def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Attention of the unrolled head: each row attends to the text and its own earlier drafts."""
+    """Attention while the head drafts at all positions of a text at once.
+
+    Each position attends to the text so far and to its own earlier draft tokens.
+    """
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
@@ -49,13 +52,13 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, positions: Tensor, cache: list[KeysAndValues]) -> Tensor:
         """Attend, and append this step's keys and values to `cache`.
 
-        Row t of each step belongs to the draft for a text that ends with token t + 1. It attends to
-        the rows up to t of the first step, and of each later step so far only to row t.
+        In every draft step, row t drafts for the text that ends with token t + 1. Row t attends to
+        the rows up to t of the first draft step, but only to row t of later draft steps.
 
         Args:
             x: [batch, length, 2 * hidden]; the result is [batch, length, hidden].
-            positions: [length], positions of the rows in this step.
-            cache: Keys and values of the earlier steps.
+            positions: [length], positions of the rows in this draft step.
+            cache: Keys and values of the earlier draft steps.
         """
         length = x.shape[1]
         q = rotate(self.q_norm(self._split(self.q_proj(x))), positions, self.theta)
@@ -73,7 +76,7 @@ class Attention(nn.Module):
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
     def _split(self, x: Tensor) -> Tensor:
-        """[batch, length, heads * head_dim] -> [batch, all heads, length, head_dim]."""
+        """Reshape [batch, length, heads * head_dim] to [batch, all heads, length, head_dim]."""
         x = x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         return x.repeat_interleave(self.heads // x.shape[1], 1)
 
@@ -108,10 +111,7 @@ class Layer(nn.Module):
     def forward(
         self, embedded: Tensor, hidden: Tensor, positions: Tensor, cache: list[KeysAndValues]
     ) -> Tensor:
-        """Compute the next hidden state from embeddings and hidden states, [batch, length, hidden].
-
-        The other arguments are those of `Attention`.
-        """
+        """Compute the next hidden state from embeddings and states, all [batch, length, hidden]."""
         normed = self.hidden_norm(hidden)
         both = torch.cat([self.input_layernorm(embedded), normed], -1)
         residual = normed if self.norm_before_residual else hidden
@@ -129,16 +129,14 @@ class Eagle3Head(nn.Module):
         self.layers = nn.ModuleList([Layer(shape)])
         self.norm = nn.RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         for matrix in (p for p in self.parameters() if p.ndim == 2):
-            # The initial values are small because Muon's updates have a fixed size
-            # (`HeadOptimizer`).
+            # Initial values are small, because Muon's updates have a fixed size (`HeadOptimizer`).
             nn.init.normal_(matrix, std=0.05 / math.sqrt(shape.hidden_size))
 
     def unroll(self, embedded: Tensor, states: Tensor, steps: int) -> list[Tensor]:
         """Draft `steps` tokens at every position at once (EAGLE-3's training-time test).
 
-        Steps and rows count from 0. Suppose that an engine's text ends with token t + 1, and that
-        the head has drafted j tokens, all equal to the tokens that follow in the recorded text.
-        Then row t of step j is the head's output for its next draft token.
+        Steps and rows count from 0. Row t of step j is the head's output for its next draft token
+        if the text ends with token t + 1 and the head has drafted the text's next j tokens.
 
         Args:
             embedded: Embeddings of the text's tokens, [batch, length, hidden].

@@ -18,11 +18,9 @@ from sam_rollout.heads.training import Learner
 class Acceptance:
     """The acceptance of greedily chosen drafts, if the policy samples at temperature 1."""
 
-    # For each draft position: the probability that the policy gives to the draft token, averaged
-    # over all positions of the responses.
+    # For each position in a draft: the policy's mean probability of the draft token.
     per_position: tuple[float, ...]
-    # Tokens per verify step, bonus token included, if an engine with these drafts had sampled the
-    # texts.
+    # Tokens per verify step, bonus token included, of an engine that samples these texts.
     length: float
     positions: int  # Number of positions in responses.
 
@@ -44,7 +42,10 @@ class Acceptance:
 
 
 def tokens_per_step(accepted: Sequence[int]) -> tuple[int, int]:
-    """Return a replay's tokens and steps; accepted[i]: accepted length of a draft at position i."""
+    """Replay a text; return its tokens and verify steps.
+
+    The first `accepted[i]` tokens of a draft at position i are accepted.
+    """
     place = steps = 0
     while place < len(accepted):
         place += accepted[place] + 1
@@ -61,9 +62,9 @@ def acceptance(learner: Learner, samples: Sequence[Sample], peers: Peers = ALONE
 def count_accepted(learner: Learner, samples: Sequence[Sample]) -> Tensor:
     """Draft at every position of every text; return counts, to be summed over processes.
 
-    The result has 2 * steps + 2 numbers. First come, for each draft position, the sum of the draft
-    tokens' probabilities. Then come, for each draft position, the number of draft tokens. The last
-    two numbers are the tokens and the verify steps if the texts are replayed (`tokens_per_step`).
+    The result has 2 * steps + 2 numbers: for each position in a draft the sum of the draft tokens'
+    probabilities, for each position the number of draft tokens, then the tokens and the verify
+    steps of a replay (`tokens_per_step`).
     """
     probability = np.zeros(learner.steps)
     counted = np.zeros(learner.steps, np.int64)
@@ -76,8 +77,7 @@ def count_accepted(learner: Learner, samples: Sequence[Sample]) -> Tensor:
             probability[step.number] += float(right.sum())
             counted[step.number] += len(drafts)
             matches.append((drafts == step.tokens).long())
-        # How many tokens of the draft at each position are accepted. Later steps lack the last
-        # positions; the padding with zeros counts these as not accepted.
+        # Later draft steps lack the text's last positions. Their padding counts as not accepted.
         accepted = pad_sequence(matches).cumprod(1).sum(1)
         found = tokens_per_step(accepted.tolist())
         tokens, verify_steps = tokens + found[0], verify_steps + found[1]

@@ -15,7 +15,7 @@ from sam_rollout.core.settings import ConfigError
 if TYPE_CHECKING:
     from sam_rollout.core.traces import Trace
 
-STORED = torch.bfloat16  # Type of the states in memory.
+STORED = torch.bfloat16  # Type of hidden states in memory.
 _POSITIONS = 4096  # Largest number of positions in one forward pass, padding included.
 
 
@@ -29,7 +29,7 @@ class Sample:
     prompt: int
 
     def part(self, rng: random.Random, length: int) -> Sample:
-        """Draw a window at random, with at least one position to learn from if possible."""
+        """Return a window of `length` tokens; `draw_start` draws where the window begins."""
         start = draw_start(rng, len(self.tokens), self.prompt, length)
         part = slice(start, start + length)
         prompt = max(0, self.prompt - start)
@@ -50,7 +50,7 @@ def draw_start(rng: random.Random, tokens: int, prompt: int, length: int) -> int
 class Policy:
     """A causal language model of transformers, and the two matrices that it shares with its head.
 
-    Both matrices are on one device. Layers of the model may be on other devices.
+    Both matrices are on the same device. The model's layers may be on several devices.
     """
 
     model: Any
@@ -69,7 +69,7 @@ class Policy:
 
     @classmethod
     def of(cls, model: Any, device: torch.device) -> Policy:
-        """Make a policy of a loaded model, with float32 copies of its two matrices on `device`."""
+        """Make a policy from a loaded model, with float32 copies of both matrices on `device`."""
         ends = model.get_input_embeddings(), model.get_output_embeddings()
         return cls(model, *(end.weight.detach().to(device, torch.float32) for end in ends))
 

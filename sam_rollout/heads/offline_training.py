@@ -24,10 +24,10 @@ from sam_rollout.heads.writing import TrainableHead, fresh_head, load_head, writ
 if TYPE_CHECKING:
     from rich.console import Console
 
-HELD_OUT = 0.05  # share of the prompts that are held out
+HELD_OUT = 0.05  # Share of the prompts that are held out.
 LEAST_HELD_OUT = 4
 EVALUATIONS = 10  # Number of evaluations during the training.
-LOGGED = 100  # Number of losses in training.json, each the mean over one hundredth of the training.
+LOGGED = 100  # Number of losses in training.json; each is a mean over 1/100 of the training.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,13 +38,12 @@ class HeadRequest:
     texts: Sequence[Path]  # Run folders with recorded traces, or files of traces.
     output: Path  # Folder of the trained head.
     settings: TrainingSettings
-    # Size of the head's vocabulary, which gets the most frequent tokens of the responses; None
-    # means the policy's whole vocabulary.
+    # Size of the head's vocabulary: the most frequent tokens of the responses. None: all tokens.
     draft_vocabulary: int | None = None
-    # The head to begin with, which has its own vocabulary; None means random weights.
+    # Folder of the head to begin with, which has its own vocabulary; None means random weights.
     start: Path | None = None
     max_tokens: int = 2048  # Longer texts are cut to this length.
-    split_model: bool = False  # spread the policy's layers over all devices; needs a single process
+    split_model: bool = False  # Whether the policy's layers are spread over all devices.
 
 
 def train_head(request: HeadRequest, console: Console) -> None:
@@ -107,10 +106,7 @@ def _begin(request: HeadRequest, model_config: dict[str, Any]) -> TrainableHead:
 
 
 def split(traces: Sequence[Trace]) -> tuple[list[Trace], list[Trace]]:
-    """Split traces by prompt into traces to learn from and held-out traces.
-
-    The split depends on the texts only.
-    """
+    """Split traces by prompt, always alike, into traces to learn from and held-out traces."""
     groups = groups_of(traces)
     count = max(LEAST_HELD_OUT, round(HELD_OUT * len(groups)))
     if len(groups) < 2 * LEAST_HELD_OUT:

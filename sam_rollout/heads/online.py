@@ -1,8 +1,8 @@
 """Trains a head while its policy is trained, within a share of each training step's time.
 
 The head learns from windows (excerpts) of the policy's newest responses, with the hidden states
-that the policy's training computes anyway. Its acceptance is measured on windows that it has not
-learned from yet. The training changes neither the policy nor shared random generators.
+that the policy's training computes anyway. New windows first serve to measure the head's
+acceptance. The head's training changes neither the policy nor shared random generators.
 """
 
 import copy
@@ -26,9 +26,9 @@ from sam_rollout.sources.model import HeadTrainingConfig
 
 logger = logging.getLogger(__name__)
 
-# Largest share of the buffer that one training step replaces.
+# One training step replaces at most this share of the buffer.
 SHARE_OF_BUFFER = 0.25
-_WARM_UP = 20  # Number of first updates, in which the learning rate rises.
+_WARM_UP = 20  # The learning rate rises in this number of first updates.
 # A new head's learning rate falls from 10 times the usual rate to the usual rate in 1000 updates.
 _EAGER, _EAGER_UPDATES = 10.0, 1000
 _TESTED = 2  # Batches of new windows on which a head is tested before it learns from them.
@@ -51,7 +51,7 @@ class SampleBuffer:
             self._tokens -= len(self.samples.popleft().tokens)
 
     def take_fresh(self) -> list[Sample]:
-        """Return the windows added since the last call, as far as the buffer still has them."""
+        """Return the windows that were added since the last call and are still in the buffer."""
         fresh, self._fresh = min(self._fresh, len(self.samples)), 0
         return list(self.samples)[len(self.samples) - fresh :]
 
@@ -64,8 +64,8 @@ class OnlineHead:
 
     All processes begin with the first process's weights. `steps` is the number of successive draft
     tokens to train, the engine's `num_speculative_tokens`. `known` says whether the head was
-    trained before. If so, the acceptance of its first weights is measured, too, for comparison. If
-    not, the learning rate is higher at first.
+    trained before. For comparison, the acceptance of a known head's first weights is measured, too.
+    A new head starts with a higher learning rate.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class OnlineHead:
         peers: Peers = ALONE, known: bool = True,
     ) -> None:  # fmt: skip
         self.trainable, self.settings = trainable, settings
-        self.failed = False  # Whether the training failed; the head has its last good weights.
+        self.failed = False  # True: the training has ended; the head has its last good weights.
         self.updates = 0  # Number of weight updates, including those before a resume.
-        # An error of this process outside of `learn`; the next `learn` fails in all processes.
+        # An error outside of `learn`, which makes the next `learn` fail in all processes.
         self.problem: Exception | None = None
         self.buffer = SampleBuffer(max(settings.window, settings.buffer_tokens // peers.size))
         self._steps, self._peers = steps, peers
@@ -95,13 +95,13 @@ class OnlineHead:
     ) -> dict[str, float]:
         """Measure acceptance on the new windows, and make updates as long as time is left.
 
-        `find_policy` returns the policy's current matrices on the device. It has to return the same
-        in all processes, or to raise in all, and is called only if there is time. `seconds` is the
-        time that this training step grants. Unused and overdrawn time is carried over to the next
-        step.
+        `find_policy` returns the policy's current matrices on `device`, and is called only if there
+        is time. It must return the same matrices in all processes, or raise in all processes.
+        `seconds` is the time that this training step grants. Unused and overdrawn time is carried
+        over to the next training step.
 
-        Return metrics by name, without the prefix `sam/head_training/`. Without new windows, no
-        acceptance is among them.
+        Return metrics by name, without the prefix `sam/head_training/`. Without new windows, the
+        metrics of acceptance are missing.
         """
         if self.failed:
             return self._costs({})
@@ -162,7 +162,7 @@ class OnlineHead:
     def _test(self, learner: Learner) -> dict[str, float]:
         fresh = [s for s in self.buffer.take_fresh() if len(s.tokens) > s.prompt + 1]
         most = _TESTED * self.settings.batch
-        # Windows arrive sorted by length, so the tested ones are taken at regular intervals.
+        # New windows are sorted by length, so a sample at regular intervals is tested.
         tested = fresh[:: max(1, len(fresh) // most)][:most]
         own = self._accepted(learner, tested)
         if not own.positions:
@@ -218,8 +218,8 @@ class OnlineHead:
     def state_dict(self) -> dict[str, Any]:
         """Return the state for `load_state_dict`.
 
-        This state lacks the buffer's windows, the time carried over from earlier steps, and whether
-        the training has failed.
+        The state lacks the buffer's windows, the time carried over from earlier training steps, and
+        whether the training has failed.
         """
         return {
             "head": self.trainable.head.state_dict(),

@@ -16,7 +16,7 @@ class PeerError(RuntimeError):
 
 
 class Peers:
-    """The processes of a group of torch.distributed, or this process alone.
+    """The processes of a torch.distributed group, or this process alone.
 
     All processes must make the same calls in the same order. Tensors must be on the device that the
     group's backend uses.
@@ -40,7 +40,7 @@ class Peers:
                 distributed.broadcast(tensor, group=self._group, group_src=0)
 
     def check(self, problem: Exception | None, device: torch.device) -> None:
-        """Raise in all processes if one has a problem."""
+        """Raise in all processes if one process has a problem."""
         if self._group is not None:
             met = self.sum(torch.tensor([float(problem is not None)], device=device)).item()
             if met and problem is None:
@@ -54,7 +54,7 @@ class Peers:
         return not self.sum(torch.tensor([float(not mine)], device=device)).item()
 
     def attempt(self, work: Callable[[], T], device: torch.device) -> T:
-        """Call a function in every process; raise in all processes if it fails in one.
+        """Call a function in every process; raise in all processes if it fails in one process.
 
         If the function uses other groups of processes, all processes must use them in the same
         order.
@@ -75,7 +75,7 @@ ALONE = Peers()
 def joined() -> Iterator[tuple[torch.device, Peers]]:
     """Return a context with this process's device (an accelerator if possible) and its peers.
 
-    An error leaves the group of processes as it is, because torchrun then ends all of them.
+    After an error, the group of processes is not destroyed, because torchrun ends them all.
     """
     kind = (torch.accelerator.current_accelerator() or torch.device("cpu")).type
     if not distributed.is_torchelastic_launched():

@@ -18,7 +18,7 @@ from sam_rollout.heads.eagle3 import Eagle3Head, shifted
 from sam_rollout.heads.hidden_states import Policy, Sample
 from sam_rollout.heads.peers import ALONE, Peers
 
-LARGEST = 1 << 28  # largest number of probabilities that are in memory at once
+LARGEST = 1 << 28  # Largest number of probabilities that are in memory at once.
 
 
 @dataclass(frozen=True)
@@ -31,26 +31,26 @@ class TrainingSettings:
     learning_rate: float = 0.05
     batch: int = 8  # Windows per update.
     window: int = 192  # Number of tokens in a window, which is drawn at random from a text.
-    warmup: int = 20  # Number of first updates, in which the learning rate rises.
+    warmup: int = 20  # The learning rate rises in this number of first updates.
     seed: int = 0  # Seed of weights and windows.
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One draft step, at all positions of a batch where the text shows which token follows."""
+    """One draft step, at all positions of a batch for which the text has the token to draft."""
 
     number: int  # Counted from 0.
     logits: Tensor  # [positions, draft vocabulary], the head's logits.
     target: Tensor  # [positions, vocabulary], the policy's probabilities.
-    tokens: Tensor  # [positions], the texts' own tokens where the head drafts.
+    tokens: Tensor  # [positions], the texts' own tokens in place of the draft tokens.
 
 
 class Learner:
-    """Trains a head to draft `steps` tokens; it reads the policy's embeddings.
+    """Trains a head, which reads the policy's embeddings, to draft `steps` tokens.
 
     `vocabulary` has the tokens that the head can draft, ascending, [draft vocabulary]; None means
-    all tokens. `output` is the head's own output matrix, [draft vocabulary, hidden]; by
-    default the head uses these tokens' rows of the policy's matrix.
+    all tokens. `output` is the head's own output matrix, [draft vocabulary, hidden]. If `output` is
+    None, the head uses these tokens' rows of the policy's output matrix.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class Learner:
             self.output = policy.output if self._chosen is None else policy.output[self._chosen]
 
     def unrolled(self, samples: Sequence[Sample]) -> Iterator[Step]:
-        """Yield the head's draft steps at every position of responses where an engine drafts.
+        """Yield the head's draft steps at every position where an engine would draft.
 
-        An engine makes its first draft when the response has its first token.
+        An engine makes its first draft when the response has one token.
         """
         for number, hidden, last, tokens in self._hidden(samples):
             logits = functional.linear(hidden, self.output)
@@ -83,11 +83,10 @@ class Learner:
     def loss(self, samples: Sequence[Sample]) -> Tensor:
         """Return the mean cross entropy per draft token, in nats, over positions and draft steps.
 
-        The policy's probability of tokens outside a reduced vocabulary is ignored.
+        If the head can draft only some tokens, the policy's probability of other tokens is ignored.
         """
         losses = []
-        # To save memory, distributions over a large vocabulary are computed in parts. They are
-        # computed again for the gradient.
+        # To save memory, large distributions are computed in parts, and again for the gradient.
         part = max(1, LARGEST // len(self.policy.output))
         for _, hidden, last, _ in self._hidden(samples):
             if len(hidden) <= part:
@@ -100,7 +99,7 @@ class Learner:
         return torch.stack(losses).mean()
 
     def _entropy(self, hidden: Tensor, last: Tensor) -> Tensor:
-        """Return the sum of cross entropies over positions; arguments: [positions, hidden]."""
+        """Return the cross entropy summed over positions; arguments are [positions, hidden]."""
         target = functional.linear(last, self.policy.output).softmax(-1)
         if self._chosen is not None:
             target = target[:, self._chosen]
@@ -130,10 +129,7 @@ class Learner:
 def train(
     learner: Learner, samples: Sequence[Sample], settings: TrainingSettings, peers: Peers = ALONE
 ) -> Iterator[float]:
-    """Train the learner's head in place; yield the loss of every update.
-
-    The same seed gives the same result.
-    """
+    """Train the learner's head in place, repeatably with a seed; yield the loss of every update."""
     rng = random.Random(settings.seed + peers.rank)
     head = learner.head.train()
     optimizer = HeadOptimizer(head, settings.learning_rate, peers)
@@ -188,7 +184,7 @@ class HeadOptimizer:
             if self._peers.size == 1:
                 self._forget()
                 raise
-            # The other processes wait for this process's gradients, so it contributes NaN.
+            # The other processes wait for this process's gradients, so this process sends NaN.
             cause, like = error, self._parameters[0]
             mine = like.new_full((sum(p.numel() for p in self._parameters) + 1,), math.nan)
         mean = self._peers.sum(mine) / self._peers.size

@@ -1,4 +1,4 @@
-"""Makes, loads and writes heads to train, in the format of the speculators library."""
+"""Makes heads to train, loads them, and writes them in the format of the speculators library."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,7 +28,7 @@ from sam_rollout.heads.eagle3 import Eagle3Head
 from sam_rollout.telemetry.records import write_by_rename
 
 _WEIGHTS = "model.safetensors"
-#: `Eagle3Head` supports only these values; a head's configuration may also leave a key out.
+#: `Eagle3Head` supports only these values in a head's configuration; keys may be missing.
 _COMPUTED = {
     "norm_before_fc": False, "fc_norm": False, "norm_output": False, "attention_bias": False,
     "mlp_bias": False, "hidden_act": "silu", "logit_scale": 1.0, "partial_rotary_factor": 1.0,
@@ -189,8 +189,8 @@ def _check_computed(
     if shape.hidden_size != shape.aux_hidden_size:
         allowed = f"must be {shape.aux_hidden_size} as in the policy, to be trained here"
         raise ConfigError(f"{place}: hidden_size", shape.hidden_size, allowed)
-    # transformers normalises the state after the last layer, but vLLM does not. So a head would be
-    # trained on other states than it gets in the engine.
+    # transformers normalises the state after the last layer, but vLLM does not. So the head would
+    # learn from other states than it gets in the engine.
     if max(shape.target_layers) >= model_config["num_hidden_layers"]:
         allowed = "must be before the policy's last layer to be trained here"
         raise ConfigError(f"{place}: target layers", list(shape.target_layers), allowed)
