@@ -27,10 +27,10 @@ __all__ = [
     "sources_of",
 ]
 
-# Samplers whose texts are the same with and without drafts, and how each couples its draws.
+# Sampler whose texts are the same with and without drafts -> how the sampler couples its draws.
 COUPLINGS = {"coupled": "gumbel", "coupled_inversion": "inversion"}
 SAMPLERS = ("stock", "vectorised", *COUPLINGS)
-# Former names of samplers -> their present names, for run records that name no coupling.
+# Former name of a sampler -> its present name. Records without a coupling have former names.
 _RENAMED = {"coupled": "coupled_inversion", "coupled_gumbel": "coupled"}
 
 
@@ -46,8 +46,8 @@ def sampler_of_today(kind: Any, coupling: Any) -> tuple[Any, str]:
 class GateConfig(Section):
     """The gate, which decides in which steps to draft, and how many tokens at most.
 
-    `schedule` maps numbers of running requests to draft tokens per request. An entry applies
-    up to its number of requests. The keys are text, as in JSON.
+    `schedule` maps upper limits of the number of running requests to draft tokens per request. The
+    keys are text, as in JSON.
     """
 
     PATH: ClassVar[str] = "sam.gate"
@@ -75,9 +75,9 @@ class GateConfig(Section):
         object.__setattr__(self, "schedule", schedule)
 
     def budgets(self, k: int) -> dict[int, int]:
-        """Return upper bounds of the number of running requests, each with its draft tokens.
+        """Return a mapping: upper limit of running requests -> draft tokens per request.
 
-        The kind `auto` uses this mapping while it cannot measure.
+        A gate of the kind `auto` uses this mapping while it cannot measure.
         """
         if self.kind == "schedule":
             return {int(rows): budget for rows, budget in self.schedule.items()}
@@ -102,7 +102,7 @@ class GateConfig(Section):
 if typing.TYPE_CHECKING:
 
     class SourcesConfig(Section):
-        """The type for type checkers; the real class has a field for each registered source."""
+        """A type for type checkers; the real class has a field for each registered source."""
 
         def __init__(self, **sections: Section) -> None: ...
         def __getattr__(self, name: str) -> Any: ...
@@ -170,7 +170,7 @@ class SamConfig(Section):
         return self.enabled and self.sources.model.enabled
 
 
-# The values of `sam=article`; the gate is from the article's section 3.2.
+# The values of `sam=article`, the published setting; section 3.2 of the article has the gate.
 ARTICLE = SamConfig(
     max_draft_tokens=3,
     draft_shape="chain",
@@ -183,7 +183,7 @@ ARTICLE = SamConfig(
 class RolloutSamplerConfig(Section):
     """The sampler, which draws tokens and verifies drafts; the Hydra group `rollout_sampler`.
 
-    It is used with and without speculation. The samplers in `COUPLINGS` derive random numbers
+    Runs without speculation use the sampler, too. The samplers in `COUPLINGS` derive random numbers
     from a response's key and the position, so drafts do not change the samples.
     """
 
@@ -204,7 +204,7 @@ class RolloutSamplerConfig(Section):
 
     @property
     def coupling(self) -> str:
-        """How draws of the same position are coupled, for the run's record."""
+        """How draws at the same position are coupled, for the run's record."""
         return COUPLINGS.get(self.kind, "none")
 
 
@@ -217,9 +217,9 @@ class SentinelConfig(Section):
     enabled: bool = True
     steps: int = setting(3, minimum=1)  # training steps that are judged together
     least_acceptance: float = setting(0.02, minimum=0, maximum=1)  # accepted / verified tokens
-    largest_fall: float = setting(0.5, minimum=0, maximum=1)  # of acceptance, from step to step
-    # The difference of rollout and trainer probabilities may be larger or smaller than in the
-    # baseline, by this factor.
+    largest_fall: float = setting(0.5, minimum=0, maximum=1)  # relative fall of acceptance
+    # The difference between rollout and trainer probabilities may be larger or smaller than the
+    # baseline's by this factor.
     largest_ratio: float = setting(1.5, minimum=1)
 
 
@@ -227,8 +227,8 @@ class SentinelConfig(Section):
 class ProofConfig(Section):
     """The comparison of a run's texts with texts without drafts (`sam_rollout/telemetry/proof.py`).
 
-    In each `every`-th training step, `responses` of the step's responses are sampled again. With
-    `every` = 0, none are.
+    In every `every`-th training step (0: in none), `responses` of the step's responses are sampled
+    again without drafts.
     """
 
     PATH: ClassVar[str] = "rollout_telemetry.proof"
@@ -237,7 +237,7 @@ class ProofConfig(Section):
     responses: int = setting(8, minimum=1)
 
     def is_due(self, step: int) -> bool:
-        """Whether responses of a training step are sampled again."""
+        """Whether responses of this training step are sampled again."""
         return self.every > 0 and step % self.every == 0
 
 
@@ -260,7 +260,7 @@ class RolloutTelemetryConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class CompareConfig(Section):
-    """The comparison of a run with others while it trains; the Hydra group `compare`.
+    """The comparison of a run with other runs while it trains; the Hydra group `compare`.
 
     `baseline_run` is the folder of a finished run. `group` is the wandb group of all compared runs.
     """

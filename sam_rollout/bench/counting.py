@@ -50,7 +50,7 @@ class _Counter(TorchDispatchMode):
 
     @staticmethod
     def _synchronises(name: str, args: tuple, kwargs: dict) -> bool:
-        if name in ("index", "index_put_"):  # the result's size depends on the mask
+        if name in ("index", "index_put_"):  # a mask decides the result's size
             return any(index.dtype == torch.bool for index in _tensors(args[1]))
         if name == "repeat_interleave":
             return kwargs.get("output_size") is None
@@ -58,7 +58,7 @@ class _Counter(TorchDispatchMode):
 
 
 def count(call: Callable[[], Any]) -> Counts:
-    """Count one call; make it once beforehand, so that initialisation is not counted."""
+    """Count one call, which should have run once before, so that no initialisation is counted."""
     with _Counter() as counter:
         call()
     return counter.counts

@@ -1,4 +1,4 @@
-"""Measures the time of drafters, which take turns and are called as in an engine."""
+"""Measures the time of drafters (sides), which take turns and are called as in an engine."""
 
 import dataclasses
 import math
@@ -14,17 +14,17 @@ from sam_rollout.bench.sides import ARCTIC_4, FIRST, Side
 from sam_rollout.core.traces import Trace
 
 K = 3
-BLOCK = 10  # consecutive calls of a side in each of its turns
+BLOCK = 10  # number of consecutive calls in a side's turn
 
 
 @dataclasses.dataclass(frozen=True)
 class CostSizes:
-    """The sizes of the measurement; lengths in tokens."""
+    """The sizes of the measurement; lengths are in tokens."""
 
     batches: tuple[int, ...] = (1, 8, 32, 128)
     contexts: tuple[int, ...] = (4_096, 32_768)
     steps: int = 100
-    slow_tokens: int = 1_100_000  # maximum number of tokens per batch for the sides in `SLOW`
+    slow_tokens: int = 1_100_000  # maximum size of a batch, in tokens, for the sides in `SLOW`
 
     @property
     def longest(self) -> int:
@@ -32,20 +32,19 @@ class CostSizes:
         return max(self.contexts) + 4 * self.steps + 64
 
 
-# Maximum number of tokens per batch for the side FIRST, an automaton in plain Python. The sides in
-# SLOW take many times the time and the memory of the others.
+# Maximum size of a batch, in tokens, for the side FIRST, an automaton in plain Python.
 PLAIN_PYTHON_TOKENS = 131_072
-SLOW = (ARCTIC_4, FIRST)
+SLOW = (ARCTIC_4, FIRST)  # these sides take many times the time and memory of the other sides
 
 
 def batch_of(texts: list[Trace], rows: int, length: int) -> Rows:
     """Return a batch of waiting requests whose texts have `length` tokens.
 
-    The texts are siblings of one prompt. If there are more rows than texts, the texts are used
-    again with shifted token ids, like texts of another prompt.
+    The texts are responses to one prompt. If there are more rows than texts, the texts are used
+    again with shifted token ids, as if they were responses to another prompt.
     """
     vocabulary = 1 + max(int(text.tokens.max()) for text in texts)
-    batch = Rows(rows, length, "request")  # their prompts are empty
+    batch = Rows(rows, length, "request")  # prompts are empty, so `length` tokens suffice
     for row in range(rows):
         text, group = texts[row % len(texts)], row // len(texts)
         response = text.response[:length] + group * vocabulary
@@ -82,8 +81,8 @@ def _calls_at(
 ) -> list[dict[str, Any]]:
     """Measure the time per call at one size.
 
-    In the first call of a turn, the CPU's caches hold the data of other sides. The time of these
-    cold calls is therefore kept separately.
+    In the first call of a side's turn, the CPU's caches hold the data of other sides. The times of
+    first calls are therefore kept separately, as cold times.
     """
     length = context + 3 * steps
     requests = batch_of(texts, batch, length)

@@ -22,7 +22,7 @@ KS = (3, 8)
 SIBLINGS = 16  # texts per group in the timed calls
 TIMED_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.OWN_RUN, sides.DEFAULT, sides.FIRST,
                sides.NGRAM, sides.NGRAM_24, sides.ARCTIC_4)  # fmt: skip
-SHOWN = (("mean_acceptance_length", 3), ("drafted_per_step", 2))  # figures, each with its decimals
+SHOWN = (("mean_acceptance_length", 3), ("drafted_per_step", 2))  # (figure, decimals shown)
 QUICK = CostSizes(steps=30, slow_tokens=65_536)
 
 
@@ -31,7 +31,7 @@ class Episode(NamedTuple):
 
     traces: list[Trace]
     step: int
-    measured: bool  # False if drafters only read the texts
+    measured: bool  # False if drafters read the texts, but do not draft
 
 
 def measure(
@@ -95,7 +95,8 @@ def accept(side: Side, episodes: list[Episode], k: int) -> dict[str, Any]:
 def episodes_of(traces: list[Trace]) -> list[Episode]:
     """Group texts that were sampled together into episodes, in order of their training steps.
 
-    If a prompt repeats, only its last episode is measured, and drafters read the earlier episodes.
+    If several episodes have the same prompt, only the last one is measured. Drafters read the
+    texts of the earlier episodes first.
     """
     groups = groups_of(traces)
     prompts = [(group[0].group, group[0].prompt.tobytes()) for group in groups]
@@ -128,8 +129,8 @@ def pivot(
     """Arrange rows as a table; `down` and `across` are the keys that name lines and columns.
 
     Returns:
-        A tuple (cells, columns): `cells[line][column]` is a row, `columns` lists all columns. Lines
-        and columns are tuples of values, in order of appearance.
+        A tuple (cells, columns): `cells[line][column]` is a row, and `columns` lists all columns.
+        Lines and columns are tuples of values, in order of appearance.
     """
     lines: dict[tuple, dict[tuple, dict[str, Any]]] = {}
     columns: dict[tuple, None] = {}

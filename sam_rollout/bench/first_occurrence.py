@@ -1,7 +1,7 @@
 """A suffix automaton in plain Python that drafts from first occurrences.
 
-It drafts like the reference recipe of the article "SAM投机推理". The construction is that of Blumer
-et al. (1985). The module serves for comparison only.
+The drafts are those of the reference recipe in the article "SAM投机推理". The automaton is built as
+in Blumer et al. (1985). This module serves for comparison only.
 """
 
 from collections.abc import Iterable
@@ -57,7 +57,7 @@ class FirstOccurrenceAutomaton:
         return clone
 
     def draft(self, k: int) -> list[int]:
-        """Return up to k tokens that followed the longest repeated suffix's first occurrence."""
+        """Return up to k tokens that follow the first occurrence of the longest repeated suffix."""
         match = self._link[self._last]
         if match <= 0:
             return []

@@ -13,7 +13,7 @@ from sam_rollout.telemetry.records import RunFolder, value_at
 
 SAME = 1.25  # steps are similar if their numbers of requests differ by less than this factor
 MIN_STEPS = 3  # minimum number of similar steps for an estimate
-MANY_TOKENS = 64  # steps with at least this many prompt tokens show what such a token costs
+MANY_TOKENS = 64  # steps with this number of prompt tokens or more give the time per prompt token
 DEFAULT_LIMIT = 256  # maximum number of requests per engine if the configuration sets none
 
 
@@ -24,8 +24,8 @@ class BaselineError(ValueError):
 class StepTimes:
     """Estimates the time of an engine step from recorded steps.
 
-    The time of decoding is interpolated between recorded numbers of requests. Beyond the largest
-    number, it is extrapolated. d draft tokens are estimated to add as much time as d more requests
+    The time of decoding is interpolated between recorded numbers of requests, and extrapolated
+    beyond the largest number. d draft tokens are estimated to add as much time as d more requests
     or as d more prompt tokens, whichever is more.
 
     Args:
@@ -45,14 +45,14 @@ class StepTimes:
         self._rows = means["scheduled"].to_numpy(float)
         self._seconds = np.maximum.accumulate(means["duration_s"].to_numpy(float))
         wide = decoding[decoding["scheduled"] >= self._rows[-1] / 4]
-        spread = wide["scheduled"].var() or np.inf  # a single number of requests has no slope
+        spread = wide["scheduled"].var() or np.inf  # equal numbers give no slope
         self._slope = max(float(wide["scheduled"].cov(wide["duration_s"]) / spread), 0.0)
         prompts = steps[steps["prompt_tokens"] >= MANY_TOKENS]
         rates = prompts["duration_s"] / prompts["prompt_tokens"]
         self._prompt_s = 0.0 if rates.empty else float(rates.median())
 
     def __call__(self, requests: int, drafts: int = 0, prompts: int = 0) -> float:
-        """Return a step's seconds for its numbers of decoding requests, draft and prompt tokens."""
+        """Return the seconds of a step; `drafts` and `prompts` are its draft and prompt tokens."""
         wider, longer = self._decode(requests + drafts), self._decode(requests)
         return max(wider, longer + self._prompt_s * drafts) + self._prompt_s * prompts
 
@@ -75,7 +75,7 @@ class Rollout:
     """The rollout of one training step."""
 
     step: int
-    rounds: tuple[tuple[Response, ...], ...]  # generation rounds; responses in order of arrival
+    rounds: tuple[tuple[Response, ...], ...]  # generation rounds -> responses in order of arrival
     recorded_s: float
 
 
@@ -130,7 +130,7 @@ def read_baseline(path: Path, most: int | None = None) -> Baseline:
 
 
 def _rounds(rows: pd.DataFrame, engines: dict[int, int]) -> Iterator[tuple[Response, ...]]:
-    """Yield the responses of each generation round; rounds do not overlap."""
+    """Yield the responses of each round; a round begins when all earlier responses have ended."""
     rows = rows.sort_values("start_s", kind="stable")
     starts, ended = rows["start_s"].to_numpy(), np.maximum.accumulate(rows["end_s"].to_numpy())
     begins = np.flatnonzero(np.concatenate([[True], starts[1:] >= ended[:-1]]))

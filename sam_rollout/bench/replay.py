@@ -22,11 +22,11 @@ class Replay:
     """Sums over all steps of all requests."""
 
     steps: int = 0
-    tokens: int = 0  # except each response's first token, which cannot be drafted
+    tokens: int = 0  # sampled tokens, without each response's first token, which is never drafted
     drafted: int = 0
     accepted: int = 0
     engine_steps: int = 0  # steps of the whole batch
-    tail_steps: int = 0  # engine steps with at most `tail` requests, while no request waits
+    tail_steps: int = 0  # engine steps with at most `tail` running and no waiting requests
     tail: int = 8
 
     @property
@@ -50,7 +50,7 @@ class Rows:
         self.waiting: deque[Trace] = deque()
         self.ids: list[str] = []  # the requests' ids by row
         self.tokens = np.zeros((max_rows, length), np.int32)  # row i has the text of request i
-        # int32 [max_rows]: known tokens, tokens of the last step, length of the text.
+        # By row, int32 [max_rows]: known tokens, tokens gained in the last step, text's length.
         self.known, self.gained, self._lengths = np.zeros((3, max_rows), np.int32)
         self._name, self._joined = name, 0
 
@@ -93,7 +93,7 @@ class Rows:
         return int(self._lengths[row] - self.known[row])
 
     def advance(self, row: int, tokens: int) -> int:
-        """Let a row gain `tokens` tokens, or all that are left; return how many it gained."""
+        """Let a row gain `tokens` tokens, or all that are left; return how many the row gained."""
         self.gained[row] = min(tokens, self.left(row))
         self.known[row] += self.gained[row]
         return int(self.gained[row])
@@ -126,7 +126,7 @@ def replay(
     """Replay traces together, one step of all running requests at a time.
 
     Args:
-        session: The drafter, which keeps the texts that it has seen before.
+        session: The drafter, which may have read other texts before.
         traces: The texts; a text without response tokens is ignored.
         into: The sums to add to.
         step: Number of the training step.
@@ -141,7 +141,7 @@ def replay(
         session.finish(rows.leave())
         for request_id, trace in rows.join():
             session.admit(request_id, trace, step)
-        session.finish(rows.leave())  # responses of one token
+        session.finish(rows.leave())  # removes responses of one token
         if not rows:
             continue
         for row, draft in enumerate(session.propose(*rows.call())):
@@ -159,7 +159,7 @@ def accepted_tokens(
 ) -> int:
     """Return how many draft tokens are right; `text` has the tokens that the model writes next.
 
-    In a tree, `parents` has the index of each token's predecessor in the draft, or -1.
+    If the draft is a tree, `parents` has the index of each token's predecessor, or -1.
     """
     last, accepted = -1, 0
     for place, token in enumerate(draft):

@@ -1,9 +1,9 @@
 """`sam-rollout bench sampler`: measures the time of verification by our samplers and by others.
 
-Every request has k draft tokens, each of which is accepted with probability 0.7. Samplers treat the
-drafts as one-hot, and the temperature is above 0. Every call includes drawing its random numbers.
-For comparison, the time to read all target probabilities and the time to copy one row per request
-are measured.
+Every request has k draft tokens, each of which is accepted with probability 0.7. Samplers treat
+drafts as one-hot distributions, and the temperature is above 0. A measured call also draws its
+random numbers. For comparison, the program measures the time to read all target probabilities, and
+the time to copy one row of probabilities per request.
 """
 
 import itertools
@@ -31,7 +31,7 @@ from sam_rollout.verification import (
 )
 
 ACCEPTANCE = 0.7  # probability that a draft token is accepted
-DISTINCT_ROWS = 32  # number of different rows; further rows are copies with their own memory
+DISTINCT_ROWS = 32  # number of different distributions; further rows are copies in memory
 MIN_REPEATS, MAX_REPEATS = 3, 31
 READ, COPY = "read all", "copy a row each"
 
@@ -49,7 +49,7 @@ class Setting:
 
 
 class Case:
-    """The random input for a batch size and k; drafts have a probability of about `ACCEPTANCE`."""
+    """The random input for a batch size and k; draft tokens have about probability `ACCEPTANCE`."""
 
     def __init__(self, batch: int, k: int, setting: Setting) -> None:
         self.batch, self.k = batch, k
@@ -75,7 +75,7 @@ class Case:
         self.stock = stock_samplers.StockInput(drafted, self.draft_ids, cumulative, bonus, k)
 
     def layout(self) -> DraftLayout:
-        """Make the layout of the drafts."""
+        """Return the layout of the drafts."""
         return DraftLayout(self.stock.cumulative, self.batch * self.k, self.k)
 
 
@@ -86,7 +86,7 @@ def _row_keys(case: Case, layout: DraftLayout) -> tuple[torch.Tensor, torch.Tens
 
 
 def run_vectorised(case: Case) -> torch.Tensor:
-    """Draw random numbers, and run the vectorised verification."""
+    """Run the vectorised verification, random numbers included."""
     layout = case.layout()
     keys, positions = _row_keys(case, layout)
     accept, draw = (keyed_bits(keys, positions, stream) for stream in range(2))
@@ -115,9 +115,8 @@ def measure_case(
 ) -> list[dict[str, Any]]:
     """Measure reading, copying and all samplers in turns; slow samplers run fewer times.
 
-    Returns:
-        A row of JSON values for each measured call. Its counts of operations are None for samplers
-        that are not `countable`.
+    Return a row of JSON values for each measured call. Samplers that are not `countable` have no
+    counts of operations.
     """
     called: list[tuple[str, str, Callable[[], Any], bool]] = [
         (READ, "torch", case.probabilities.sum, True),

@@ -70,8 +70,6 @@ class _Requests(dict[str, RequestIdentity]):
 
 
 class _ClockedGate(AutoGate):
-    """The gate `auto` with a simulated clock."""
-
     def __init__(self, now_s: Callable[[], float], *arguments: Any) -> None:
         super().__init__(*arguments)
         self._now_s = now_s
@@ -88,9 +86,9 @@ class OwnSession(Session):
         max_rows: Maximum number of requests at once.
         max_length: Length of the longest text, in tokens.
         now_s: A simulated clock for the gate `auto`, in seconds; None means the machine's clock.
-        hooks: Functions of the engine.
-        record: Whether the session keeps records. A session without records ends the training step
-            not only in `end_step`, but also when a batch shares no request with the batch before.
+        hooks: Functions of the engine that the session calls.
+        record: Whether the session keeps records. Without records, a training step also ends when
+            a batch shares no request with the batch before.
     """
 
     def __init__(
@@ -112,7 +110,7 @@ class OwnSession(Session):
             shapes = len(self._session.drafter.shapes) if self._session.drafter else 1
             gate = _ClockedGate(now_s, limits, config.gate.exploration, shapes)
             self._session.gate = GuardedGate(gate)
-        self.took_s = 0.0  # CPU time of the last step in this thread
+        self.took_s = 0.0  # CPU time of the last step, in this thread
 
     def admit(self, request_id: str, trace: Trace, step: int) -> None:
         """Add the request with its group and sibling number."""
@@ -129,7 +127,7 @@ class OwnSession(Session):
         *,
         room: bool = True,
     ) -> DraftBatch:
-        """Run a step of the session; `DraftSession.step` explains the arguments and the result."""
+        """Run a step of the session; `DraftSession.step` explains arguments and result."""
         begun_s = time.thread_time()
         self._batch = self._session.step(request_ids, token_ids, lengths, gained, room=room)
         self.took_s = time.thread_time() - begun_s
@@ -146,12 +144,12 @@ class OwnSession(Session):
         return self._batch.parents[row].tolist() if self._batch.has_trees else None
 
     def finish(self, request_ids: Iterable[str]) -> None:
-        """Remove requests; as in an engine, the session notices their absence in the next step."""
+        """Remove requests; the session notices in its next step that they are missing."""
         for request_id in request_ids:
             self.requests.pop(request_id, None)
 
     def exchange(self, name: str, pieces: Sequence[Piece]) -> list[Piece]:
-        """Take in other engines' pieces of text; return this engine's new ones, marked `name`."""
+        """Take in other engines' pieces of text; return new pieces of this engine, named `name`."""
         return self._session.exchange_texts(name, pieces)
 
     def end_step(self) -> None:

@@ -1,7 +1,7 @@
 """Lists the drafters (sides) to measure: ours in several configurations, and other drafters.
 
 All drafters are called once per step, with a batch of requests whose texts are the rows of one
-array. Drafters that are missing are listed with the reason.
+array. The reason is listed for drafters that cannot run.
 """
 
 import dataclasses
@@ -16,8 +16,7 @@ from sam_rollout.bench.sessions import OwnSession, Session
 from sam_rollout.config import SamConfig, sources_of
 from sam_rollout.core.traces import Trace
 
-# vLLM's defaults, in the class SpeculativeConfig of its release 0.28.
-NGRAM_DEFAULT = (5, 5)
+NGRAM_DEFAULT = (5, 5)  # default of SpeculativeConfig in vLLM 0.28
 NGRAM_SHORT = (2, 4)  # the setting in the examples of vLLM's documentation
 ARCTIC_TREE_DEPTH, ARCTIC_CACHED_REQUESTS, ARCTIC_MIN_PROBABILITY = 24, 10_000, 0.1
 ARCTIC_SPEC_FACTOR = 1.0
@@ -119,7 +118,7 @@ class _Arctic(Session):
 
 
 def _own_argument(proposer: Any, k: int) -> tuple[int, ...]:
-    """Return (k,) if the proposer takes k first, as in vLLM 0.31; return () for vLLM 0.23."""
+    """Return (k,) if k is the proposer's first argument (vLLM 0.31), or () if not (vLLM 0.23)."""
     given = "num_speculative_tokens" in inspect.signature(proposer.propose).parameters
     return (k,) if given else ()
 
@@ -133,8 +132,8 @@ def _vllm_config(k: int, max_rows: int, max_length: int, **speculative: Any) -> 
     )
 
 
-# Settings of the sources that a side uses in addition to the source `own`.
-_SIBLINGS = {"prompt": {"earlier_steps": False}}  # siblings of the same training step only
+# Settings of the sources that sides use in addition to the source `own`.
+_SIBLINGS = {"prompt": {"earlier_steps": False}}  # only responses of the same step
 _PROMPT: dict[str, dict[str, Any]] = {"prompt": {}}
 _RUN = {"run": {"when": "always"}}
 OWN = "own"

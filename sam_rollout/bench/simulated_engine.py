@@ -14,12 +14,12 @@ from sam_rollout.bench.sessions import OwnSession
 from sam_rollout.config import SamConfig
 from sam_rollout.core.traces import Trace
 
-EXCHANGE_S = 0.05  # time between two exchanges of texts among engines, as in a run
+EXCHANGE_S = 0.05  # engines exchange their texts after this time, as in a run
 
 
 @dataclass
 class Outcome:
-    """The result of a simulated rollout, or an engine's part of it."""
+    """The result of a simulated rollout, or one engine's part of the result."""
 
     rollout_s: float = 0.0  # time of all rounds; a round ends with its slowest engine
     tail_s: float = 0.0  # time that each round's slowest engine spent in the long tail
@@ -29,12 +29,12 @@ class Outcome:
 
 
 class Engine:
-    """A scheduler with continuous batching: a waiting request joins as soon as another one ends."""
+    """An engine with continuous batching: a waiting request joins as soon as another one ends."""
 
     def __init__(self, run: Baseline, name: str, *, drafts: bool) -> None:
         self._run, self.name = run, name
         self.clock_s = 0.0
-        self.totals = Outcome()  # of the current rollout
+        self.totals = Outcome()  # this engine's part of the current rollout
         self.rows = Rows(run.max_num_seqs, run.longest, name)
         self.session: OwnSession | None = None  # drafter and gate
         self._drafts: list[list[int]] = []  # by row
@@ -67,7 +67,6 @@ class Engine:
         self.totals.tail_s += tail * (took_s + drafting_s)
 
     def _draft(self, joined: list[tuple[str, Trace]], ended: list[str]) -> float:
-        """Draft for the running requests; return the drafter's seconds."""
         self._drafts = []
         if self.session is None:
             return 0.0
@@ -120,7 +119,7 @@ def _sample(
 
 
 def _run(engines: Sequence[Engine]) -> None:
-    """Run until all engines have finished; the one with the earliest clock takes the next step."""
+    """Run all engines to the end; the engine with the earliest clock takes the next step."""
     next_s = 0.0
     while busy := [engine for engine in engines if engine.rows or engine.rows.waiting]:
         engine = min(busy, key=lambda one: one.clock_s)
@@ -131,7 +130,7 @@ def _run(engines: Sequence[Engine]) -> None:
 
 
 def _exchange(engines: Sequence[Engine]) -> None:
-    """Send every engine the pieces that the others have sampled since the last exchange."""
+    """Send every engine what the other engines have sampled since the last exchange."""
     sessions = {engine.name: engine.session for engine in engines if engine.session}
     if len(sessions) < 2:
         return

@@ -2,7 +2,8 @@
 
 For machines without vLLM-Ascend, this module has a copy of the algorithm of its release 0.23
 (``vllm_ascend/sample/rejection_sampler.py``) for one-hot drafts at temperature > 0. The copy runs
-the same operations in the same order. The bonus token is an input, so its cost is not counted.
+the same operations in the same order. The bonus token is an input of the samplers, so the cost of
+sampling it is not counted.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ class StockInput:
 
     probabilities: torch.Tensor  # float32 [num_drafts, vocabulary], only for draft positions
     draft_ids: torch.Tensor  # int64 [num_drafts]
-    cumulative: torch.Tensor  # int64 [batch], cumulative number of draft tokens
+    cumulative: torch.Tensor  # int64 [batch], draft tokens of this and all earlier requests
     bonus_ids: torch.Tensor  # int64 [batch, 1]
     max_drafts: int  # maximum number of draft tokens per request
 
@@ -94,7 +95,7 @@ def _recover_at_once(given: StockInput, q: torch.Tensor) -> torch.Tensor:
     request = torch.where(owns.any(dim=1), torch.argmax(owns.int(), dim=1), 0)
     left = given.probabilities.clone()
     real = given.draft_ids != NO_TOKEN
-    left[row[real], given.draft_ids[real]] = 0  # the masks cause two synchronisations
+    left[row[real], given.draft_ids[real]] = 0  # the two masks cause two synchronisations
     noise = q[request]
     safe = torch.where(noise == 0, 1e-10, noise)
     safe = torch.where(torch.isinf(noise), 1e-10, safe)

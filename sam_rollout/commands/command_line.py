@@ -21,7 +21,7 @@ PrintJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @contextmanager
 def one_line_errors(*others: type[Exception]) -> Iterator[None]:
-    """Turn errors of files, and errors of the types `others`, into one line and exit code 2."""
+    """Turn file errors, and errors of the types `others`, into one line and exit status 2."""
     from sam_rollout.telemetry.records import RunFolderError
 
     caught: tuple[type[Exception], ...] = (RunFolderError, OSError, *others)

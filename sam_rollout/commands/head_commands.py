@@ -37,7 +37,7 @@ def train(
         bool, typer.Option("--split-model", help="Spread the policy's layers over all devices.")
     ] = False,
 ) -> None:
-    """Train an EAGLE-3 head on texts that a policy sampled; vLLM can load it directly."""
+    """Train an EAGLE-3 head on texts that a policy sampled; vLLM can load the head directly."""
     from sam_rollout.core.settings import ConfigError
     from sam_rollout.core.traces import TraceError
     from sam_rollout.heads.offline_training import HeadRequest, train_head

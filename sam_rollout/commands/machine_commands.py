@@ -30,9 +30,9 @@ def check_operators(
         float | None, typer.Option(help="Exit 1 if the maximum difference exceeds this.")
     ] = None,
 ) -> None:
-    """Compare verifying k + 1 tokens at a time with decoding one at a time, on this device.
+    """Compare verifying k + 1 tokens at a time with decoding one token at a time, on this device.
 
-    Exit status 1: a difference exceeds the limit. 2: the check failed to run.
+    Exit status 1 means that a difference exceeds the limit, 2 that the check failed to run.
     """
     from sam_rollout.core.composition import ExperimentError, recipe_folder
     from sam_rollout.integrations.vllm.operators import operator_check as program
@@ -85,7 +85,7 @@ def doctor(
 ) -> None:
     """Check whether this machine, or a cluster, is ready for a run.
 
-    Exit status 1: a run would fail; warnings do not count. 2: wrong usage.
+    Exit status 1 means that a run would fail (warnings do not count), 2 that the usage is wrong.
     """
     from sam_rollout import doctor as program
     from sam_rollout.doctor import printed_checks

@@ -13,7 +13,7 @@ class CompareCommand(TyperCommand):
     """A command whose option --with takes all folders up to the next option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert --with before the second and each further folder of a --with."""
+        """Repeat --with before each further folder that follows a --with."""
         spread, behind = list[str](), False
         for word in args:
             behind = word == "--with" or (behind and not word.startswith("-"))
@@ -55,7 +55,7 @@ def compare(
             from sam_rollout.report.page import write_page
 
             write_page(comparison, html)
-        print_comparison(comparison, shared.wide_console())  # last: a reader may close the pipe
+        print_comparison(comparison, shared.wide_console())  # comes last: a pipe may be closed
 
 
 def dashboard(

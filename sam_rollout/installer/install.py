@@ -25,12 +25,12 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 PYTHON_VERSION = "3.11"
 VENDOR_MODE = "--into-current-env"
-STAMP = ".sam_rollout_install"  # a file in each environment that says what was installed
+STAMP = ".sam_rollout_install"  # this file in an environment says what was installed
 TRITON_ASCEND_VERSION = "3.2.2"
 
 
 def say(text: str) -> None:
-    """Print a message at once, so that it precedes the output of the programs that follow."""
+    """Print a message without delay, so that it precedes the output of later programs."""
     print(f"==> {text}", flush=True)
 
 
@@ -62,14 +62,14 @@ class Installation:
         if self._profile == "ascend":
             self._install_for_ascend(lines)
         else:
-            # The file lists every package to install. The dependencies that it lacks are left out
-            # on purpose (constraints/*.overrides.txt).
+            # The file lists every package to install. Dependencies that are missing in the file are
+            # left out on purpose (constraints/*.overrides.txt).
             self._add("--no-deps", "-r", str(self._constraints))
         self._finish()
         stamp.write_text(wanted)
 
     def _wanted_stamp(self) -> str:
-        """Return the profile and a digest of everything that its environment depends on."""
+        """Return the profile and a digest of everything on which the environment depends."""
         files = [self._constraints, HERE / "vllm_metadata_shim.py"]
         files += [self._checkout / "pyproject.toml"] if self._checkout else []
         digest = hashlib.sha256(str(self._checkout).encode())

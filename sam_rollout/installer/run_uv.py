@@ -53,8 +53,8 @@ def settings(given: Mapping[str, str]) -> dict[str, str]:
         variables.setdefault("UV_FIND_LINKS", ",".join(links.split()))
     elif given.get(CPU_TORCH):
         variables.setdefault("UV_TORCH_BACKEND", "cpu")
-    # If Python may not write compiled files, each process would compile its imports. So uv writes
-    # these files.
+    # If Python may not write compiled files, uv writes them, so that no process has to compile its
+    # imports.
     if given.get("PYTHONDONTWRITEBYTECODE"):
         variables["UV_COMPILE_BYTECODE"] = "1"
     return variables

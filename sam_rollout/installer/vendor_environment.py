@@ -38,11 +38,11 @@ def declared(pyproject: str, profile: str) -> tuple[list, list]:
         extras = project["optional-dependencies"]
         always = [Requirement(line) for line in project["dependencies"]]
         named = [Requirement(line) for line in extras[profile]]
-        # References to our own extras, such as sam_rollout[train].
+        # An extra may refer to other extras of this project, such as sam_rollout[train].
         ours = [one for one in named if canonicalize_name(one.name) == canonicalize_name(PROJECT)]
         always += [Requirement(line) for one in ours for e in one.extras for line in extras[e]]
         return always, [one for one in named if one not in ours]
-    # The installed metadata has no such references, but lists the extras' requirements.
+    # Installed metadata has no such references. Instead, it lists every extra's requirements.
     found: dict[str, list] = {"": [], "train": [], profile: []}
     for one in map(Requirement, requires(PROJECT) or []):
         marker, one.marker = one.marker, None
