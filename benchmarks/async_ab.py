@@ -3,8 +3,8 @@
     python -m benchmarks.async_ab [--repeats 3] [--steps 6] [--work-dir outputs/async_ab]
 
 The asynchronous trainer is verl's colocated trainer, which interrupts responses at a weight update.
-Its texts differ between two runs, so compare rates, not times. The first step of a run is left out,
-because it includes initialisation.
+Two asynchronous runs sample different texts, so compare rates, not times. The first step of a run
+is left out, because it includes initialisation.
 """
 
 from pathlib import Path
@@ -27,8 +27,8 @@ SIDES = {
     "async, off": ("sam=off", *ASYNC),
     "async, on": ("sam=on", *ASYNC),
 }
-# Each run trains on every group. With half of tiny_cpu's `max_num_seqs`, some of a step's 48
-# responses have to wait.
+# Each run trains on every group. Some of a step's 48 responses have to wait, because `max_num_seqs`
+# is half of tiny_cpu's.
 COMMON = (
     "dynamic_sampling=none",
     "dynamic_sampling.gen_batch_size=6",
@@ -36,7 +36,7 @@ COMMON = (
     "rollout_telemetry.tail_threshold=8",
 )
 TOKENS, STEP_S = "perf/total_num_tokens", "timing_s/step"
-# Column of the record -> metric, whose mean over a run's steps the column has.
+# Column of the record -> metric. The column has the metric's mean over a run's steps.
 MEANS = {
     "rollout_s": "sam/engine/rollout_s",
     "generated_tokens": "sam/engine/generation_tokens",
@@ -57,10 +57,10 @@ def plan(repeats: int, steps: int) -> dict[str, tuple[str, ...]]:
 
 
 def measured(steps: pd.DataFrame) -> dict[str, float]:
-    """Return the means over a run's steps; a metric that a side does not log is 0."""
+    """Return the means over a run's steps; a metric that the run does not log is 0."""
     later = steps.iloc[1:]
     rows = {column: later.get(metric, pd.Series([0.0])).mean() for column, metric in MEANS.items()}
-    # An asynchronous step that finds all of its responses ready has no engine step.
+    # If all responses of an asynchronous training step are ready, the step has no engine step.
     for column in ("rollout_s", "generated_tokens"):
         rows[column] = later[MEANS[column]].fillna(0.0).mean()
     rows["trained_tokens_per_s"] = later[TOKENS].sum() / later[STEP_S].sum()

@@ -4,10 +4,10 @@
 
 The program replays recorded responses (sets of ``benchmarks.real_traces``), 64 or 512 at a time,
 with a closed gate and with the gate ``auto``. A synchronous trainer waits for the last response of
-a training step. An asynchronous trainer goes on with later responses meanwhile, so its engine is
-always full. The asynchronous trainer is measured on the steps in which every row has a request. A
-step of the device takes 20 ms up to 256 scored tokens, and proportionally more beyond. With 512
-requests, each of the 64 rows represents eight requests.
+a training step. An asynchronous trainer starts later responses meanwhile, so its engine is always
+full. The figures of the asynchronous trainer come from the engine steps in which every row has a
+request. An engine step takes 20 ms up to 256 scored tokens, and proportionally more beyond. With
+512 requests, each of the 64 rows represents eight requests.
 """
 
 from collections import Counter
@@ -23,11 +23,11 @@ from sam_rollout.drafting.in_flight import DraftBatch
 
 ROWS, REQUESTS = 64, (64, 512)
 SYNC, ASYNC = "synchronous", "asynchronous"
-SIDES = ("no drafts", "auto of 16")  # the first one has a closed gate
+SIDES = ("no drafts", "auto of 16")  # without drafts, the gate is closed
 
 
 class Engine(Device):
-    """An engine that sums up all steps, and separately those in which all rows have a request."""
+    """An engine with sums over all steps, and over the steps in which all rows have a request."""
 
     def __init__(self, side: str, each: int, longest: int, found: Replay) -> None:
         super().__init__(side, lambda scored: DEVICES["flat"](each * scored), longest, ROWS)
@@ -36,7 +36,7 @@ class Engine(Device):
             for trainer in (SYNC, ASYNC)
         }
         self._found, self._counted = found, 0
-        self._last: tuple[str, ...] = ()  # the trainers to which the last step belongs
+        self._last: tuple[str, ...] = ()  # trainers whose sums include the last step
 
     def step(self, *batch: Any, **options: bool) -> DraftBatch:
         self.count_tokens()
@@ -50,7 +50,7 @@ class Engine(Device):
         return drafts
 
     def count_tokens(self) -> None:
-        """Add the last step's tokens, whose number the replay knows only after the step."""
+        """Add the number of the last step's tokens, which is known only after the step."""
         for trainer in self._last:
             self.sums[trainer]["tokens"] += self._found.tokens - self._counted
         self._counted = self._found.tokens

@@ -6,8 +6,8 @@
 Every run starts from the same checkpoint with the same prompts and random numbers. The first step
 is left out, because it includes initialisation. Other programs on the machine disturb times, so
 the record also has each run's engine steps and its engine's processor time. The last run has
-another seed and shorter responses, and the comparison with it must be found unfair. The side
-`chains` drafts only chains, with the source `draws` switched off.
+another seed and shorter responses, so a comparison with this run must be reported as unfair. The
+side `chains` drafts only chains, and not from the source `draws`.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from sam_rollout.telemetry.records import RunFolder
 # Name of a side -> its overrides; the first side is the baseline.
 SIDES = {"off": ("sam=off",), "on": ("sam=on",)}
 MORE_SIDES = {"chains": ("sam=on", "sam.draft_shape=chain", "sam.sources.draws.enabled=false")}
-TAIL = 16  # the tail: steps with at most this number of requests, as in the experiments
+TAIL = 16  # a step of the tail has at most this number of requests, as in tiny_cpu
 UNFAIR_RUN = "other-seed-shorter"
 UNFAIR_OVERRIDES = (
     "actor_rollout_ref.rollout.seed=7",
@@ -51,7 +51,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def plan(repeats: int, steps: int, unfair_steps: int) -> dict[str, tuple[str, ...]]:
-    """Return name -> overrides of the runs; every second round has the sides in reverse order."""
+    """Return name -> overrides of the runs; the sides' order is reversed in every second round."""
     runs: dict[str, tuple[str, ...]] = {}
     sides = SIDES | MORE_SIDES
     for number in range(1, repeats + 1):

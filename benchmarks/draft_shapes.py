@@ -4,8 +4,8 @@
 
 The program replays recorded responses (sets of ``benchmarks.real_traces``) with the gate ``auto``.
 On the device ``flat``, a step takes 20 ms up to 256 scored tokens, and proportionally more beyond.
-On the device ``dear``, a step takes 5 ms, and 0.5 ms more for every scored token. The time of
-drafting is measured on this machine.
+On the device ``dear``, a step takes 5 ms, and 0.5 ms more for every scored token. Only the time of
+drafting is measured.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ DEVICES: dict[str, Callable[[int], float]] = {  # scored tokens -> milliseconds 
     "flat": lambda scored: STEP_MS * max(1.0, scored / FREE),
     "dear": lambda scored: 5.0 + 0.5 * scored,
 }
-# Side -> shape of its drafts, maximum number of draft tokens per request.
+# Side -> shape of drafts, maximum number of draft tokens per request.
 SIDES = {
     "no drafts": ("chain", 8),
     "chain of 8": ("chain", 8),
@@ -81,7 +81,7 @@ def measure(traces: list[Trace], side: str, device: str) -> dict[str, float]:
 
 
 def first_of(traces: list[Trace]) -> list[Trace]:
-    """Return the first responses of each training step; the steps share `MOST_TOKENS` equally."""
+    """Return the first responses of each training step, with equal shares of `MOST_TOKENS`."""
     steps = sorted({trace.step for trace in traces})
     chosen = []
     for step in steps:

@@ -5,9 +5,9 @@
 
 The program counts engine steps and measures no times. With ``--traces`` (sets of
 ``benchmarks.real_traces``), it replays recorded responses with the sources in `TEXTS`. If a set
-has several training steps, the drafter only reads the texts of the first step. Then the tiny model
-runs in vLLM, and all sides have to sample the same responses. ``--check`` fails if the gains
-are smaller than docs/results.md says.
+has several training steps, the responses of the first step are read, but not measured. Then the
+tiny model runs in vLLM, and all sides have to sample the same responses. ``--check`` fails if the
+gains are smaller than docs/results.md says.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from sam_rollout.session.adapter import EngineHooks
 
 ALWAYS = GateConfig("threshold", 100_000)
 TEXTS = ("own", "prompt", "run")
-ROWS, TAIL = 32, 8  # Maximum number of running requests: in any step, and in a step of the tail.
+ROWS, TAIL = 32, 8  # Maximum number of requests in any step, and in a step of the tail.
 # Name -> shape, draft tokens per request, draft tokens per step.
 SHAPES = {
     "chain of 8": ("chain", 8, 4096),
@@ -52,7 +52,7 @@ SIDES: dict[str, tuple[tuple[str, ...], str, int]] = {
     "tree of 16": (TEXTS, "tree", 16),
     "tree of 16, draws": ((*TEXTS, "draws"), "tree", 16),
 }
-# Minimum gains in tokens per step over a chain of 8: the mean over sets, and the worst set.
+# Minimum gains in tokens per step over a chain of 8: the mean over sets, and the smallest.
 LEAST = {"tree of 8": (1.09, 1.05), "tree of 16": (1.24, 1.18)}
 LEAST_TAIL, LEAST_DRAWS = 1.2, 1.03  # minimum ratios of engine steps, chain of 8 / side
 

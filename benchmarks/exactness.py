@@ -3,14 +3,14 @@
     python -m benchmarks.exactness [--model FOLDER]... [--output benchmarks/results/exactness.json]
     python -m benchmarks.exactness --check
 
-The program draws tokens from original and disturbed logits with the same random bits. Made-up
-distributions are Zipf-like, in random order, over 151,936 tokens. Models read their own samples
-twice, the second time with a disturbance.
+The program draws tokens from original and disturbed logits with the same random bits. Some logits
+are made up: Zipf-like distributions over 151,936 tokens, in random order. Other logits come from
+models that read their own samples twice, the second time with a disturbance.
 
 The program counts the share of changed tokens, and also computes this share from a closed form. For
 Gumbel noise this share is at most twice the total variation distance (TV). The program also reports
-the mean number of tokens before the first change. ``--check`` measures two rows again, and fails if
-they contradict docs/verification.md.
+the mean number of tokens before the first change. ``--check`` measures two rows of the table again,
+and fails if they contradict docs/verification.md.
 """
 
 import math
@@ -26,32 +26,33 @@ from benchmarks.measuring import MODEL, load_prompts, parser, write_record
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.verification import draw_gumbel, draw_tokens, keyed_bits
 
-VOCABULARY = 151_936  # tokens of Qwen3
+VOCABULARY = 151_936  # size of Qwen3's vocabulary
 BATCH = 32
-POSITIONS, DRAWS = 384, 16  # made-up distributions of a row, and draws from each
+POSITIONS, DRAWS = 384, 16  # made-up distributions in a row, draws from each
 RESPONSE = 10_000
 # Quantiles of a reasoning model's entropies in nats: half of the tokens have an entropy below 0.01,
-# and a fifth has more than 0.672 (Wang et al., arXiv 2506.01939, Qwen3-8B). The ends are assumed.
+# and a fifth has more than 0.672 (Wang et al., arXiv 2506.01939, Qwen3-8B). The smallest and the
+# largest entropy are assumptions.
 REASONING = ((0.0, 0.5, 0.8, 1.0), (1e-4, 0.01, 0.672, 4.0))
 BANDS = ((0.5, 1.5), (3.0, 5.0))  # ranges of entropy, nats
 PROMPTS, SIBLINGS, TOKENS = 8, 2, 160
 
 Draw = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-Pairs = Iterator[tuple[torch.Tensor, torch.Tensor]]  # logits and disturbed ones, [rows, vocabulary]
+Pairs = Iterator[tuple[torch.Tensor, torch.Tensor]]  # logits, disturbed logits: [rows, vocabulary]
 
 
 def inversion_changes(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Return the probability that inversion draws different tokens from p and q, double [rows]."""
+    """Return the chance, double [rows], that inversion draws different tokens from p and q."""
     (p_end, q_end) = (p.cumsum(-1), q.cumsum(-1))
     both = torch.minimum(p_end, q_end) - torch.maximum(p_end - p, q_end - q)
     return 1 - both.clamp_(min=0).sum(-1)
 
 
 def gumbel_changes(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Return the probability that Gumbel noise draws different tokens from p and q, double [rows].
+    """Return the chance, double [rows], that Gumbel noise draws different tokens from p and q.
 
     Token i is drawn from both with probability 1 / sum_j max(p_j / p_i, q_j / q_i). If tokens are
-    sorted by q / p, the maximum is p_j / p_i up to token i, and q_j / q_i after it.
+    sorted by q / p, the maximum is p_j / p_i for tokens j up to i, and q_j / q_i for later tokens.
     """
     order = (q / p.clamp(min=1e-300)).argsort(dim=-1)
     p, q = p.gather(-1, order), q.gather(-1, order)
@@ -60,7 +61,7 @@ def gumbel_changes(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return 1 - both.sum(-1)
 
 
-# Sampler -> function that draws tokens, and closed form of the share of changed tokens.
+# Sampler -> function that draws tokens, function that computes the share of changed tokens.
 SAMPLERS: dict[str, tuple[Draw, Draw]] = {
     "inversion": (lambda logits, bits: draw_tokens(logits.softmax(-1), bits), inversion_changes),
     "gumbel": (draw_gumbel, gumbel_changes),
@@ -107,12 +108,12 @@ def measure(pairs: Pairs, draws: int) -> dict[str, Any]:
 
 
 def made_up(entropies: np.ndarray, disturb: Callable[..., torch.Tensor], seed: int = 0) -> Pairs:
-    """Yield Zipf-like logits with these entropies, original and disturbed."""
+    """Yield pairs of Zipf-like logits with these entropies and disturbed logits."""
     generator = torch.Generator().manual_seed(seed)
     ranks = torch.arange(1, VOCABULARY + 1).log()
     for some in torch.tensor(entropies).split(BATCH):
         low, high = torch.zeros(len(some)), torch.full((len(some),), 30.0)
-        for _ in range(30):  # bisection finds the exponent that gives this entropy
+        for _ in range(30):  # bisection finds the exponent for this entropy
             middle = (low + high) / 2
             flat = torch.special.entr((-middle[:, None] * ranks).softmax(-1)).sum(-1) > some
             low, high = torch.where(flat, middle, low), torch.where(flat, high, middle)
@@ -198,7 +199,7 @@ class Reader:
             yield hidden @ weight.T, head(hidden)
 
     def _noisy(self, low: float, high: float) -> Pairs:
-        """Yield logits of positions whose entropy is in this range, without and with noise."""
+        """Yield logits, without and with noise, of positions with an entropy in this range."""
         generator = torch.Generator().manual_seed(0)
         for logits, _ in self._with_head(lambda hidden: hidden):
             entropy = torch.special.entr(logits.softmax(-1)).sum(-1)

@@ -4,9 +4,9 @@
     python -m benchmarks.gate --smollm2 --text mixed --seconds 600
 
 Gates take turns in every round, and all of them sample the same texts. Each gate has its own copy
-of the drafter's statistics. ``easy`` texts are sampled at a low temperature and repeat
-themselves. ``mixed`` texts are sampled at T = 1. ``hopeless`` is ``mixed`` with a drafter whose
-drafts are all wrong. The first round is not counted. Each run adds its rounds to the record.
+of the drafter's statistics. ``easy`` texts are sampled at a low temperature and repeat themselves.
+``mixed`` texts are sampled at T = 1. ``hopeless`` texts are also sampled at T = 1, but every draft
+is wrong. The first round is not counted. Each run of this program adds its rounds to the record.
 """
 
 import copy
@@ -29,7 +29,7 @@ from sam_rollout.integrations.vllm.offline import (
     prepare_environment,
 )
 
-prepare_environment()  # must precede torch, which the next line imports
+prepare_environment()  # must run before the next line imports torch
 from sam_rollout.integrations.vllm.worker import SamWorkerExtension  # noqa: E402
 
 PROMPTS, SIBLINGS = 4, 4
@@ -67,7 +67,7 @@ class GateWorkerExtension(SamWorkerExtension):
         session.drafter._policy = session.drafter._policies[0]
 
     def gate_report(self) -> dict[str, Any]:
-        """Return the current gate's counters, and the median decision time since the last call."""
+        """Return the current gate's counters, and its median decision time since the last call."""
         return self.model_runner.drafter.session.gate.report()
 
     def spoil_drafts(self, spoil: bool) -> None:
@@ -76,7 +76,7 @@ class GateWorkerExtension(SamWorkerExtension):
 
         def wrong(*arguments, **options):
             batch = draft(drafter, *arguments, **options)
-            batch.tokens.fill(0)  # the padding token, which is never sampled
+            batch.tokens.fill(0)  # token 0 is padding and is never sampled
             return batch
 
         drafter.__dict__.pop("draft", None)
@@ -103,10 +103,7 @@ class TimedGate(GuardedGate):
 
 
 def rollout(engine: Any, prompts: list[list[int]], number: int, sampling: dict[str, Any]) -> float:
-    """Generate all responses; return tokens per second of processor time.
-
-    Processor time leaves out the time when other programs used the core.
-    """
+    """Generate all responses; return tokens per second of this process's processor time."""
     requests = measuring.requests_of(prompts, SIBLINGS, number)
     started = time.process_time()
     texts = measuring.sample(engine, requests, **sampling)
@@ -116,10 +113,9 @@ def rollout(engine: Any, prompts: list[list[int]], number: int, sampling: dict[s
 def measure(
     engine: Any, text: str, prompts: list[list[int]], seconds: float, first: int, max_tokens: int
 ) -> tuple[list[dict[str, float]], dict[str, Any]]:
-    """Run rounds, numbered from `first`, with one kind of text for about `seconds` seconds.
+    """Run rounds with one kind of text for about `seconds` seconds; number them from `first` on.
 
-    Returns:
-        Tokens per second of each round and side, and each side's last `gate_report`.
+    Return tokens per second of each round and side, and each side's last `gate_report`.
     """
     sides = list(gates())
     engine.collective_rpc("forget_gates")
@@ -169,7 +165,7 @@ def main() -> None:
         "fixed_k": ", ".join(map(str, sorted({k for _, k in FIXED}))),
         "temperatures": TEMPERATURES,
     }  # fmt: skip
-    # If a kind of text was recorded with other gates than `gates` returns, it is measured anew.
+    # Results are dropped if they were recorded with other gates than `gates` returns.
     texts = record["texts"] = {
         name: result
         for name, result in record["texts"].items()

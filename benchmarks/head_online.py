@@ -2,14 +2,15 @@
 
     python -m benchmarks.head_online [--steps 20] [--work-dir outputs/head_online]
 
-Each side is one run: without drafts; with texts alone (`sam=on`); with the shipped head frozen
-(`sam=joined`); with that head trained during the run (`sam=trained`) at two time budgets; and with
-a new head that is trained. Two further runs, with texts alone and with a new head, draft in every
-step. Finished runs in the work folder are not repeated.
+Each side is one run. One run has no drafts, and one drafts from texts alone (`sam=on`). One run
+also drafts with the shipped head, which is not trained (`sam=joined`). Two runs train this head
+(`sam=trained`) within different time budgets, and one run trains a new head. Two more runs, one
+with texts alone and one with a new head, draft in every step. Finished runs in the work folder are
+not repeated.
 
 All runs have to sample the same responses and make the same updates. The program compares token
-ids, rewards and gradient norms with those of the run without drafts. Each head is also tested
-alone on new responses, before it learns from them.
+ids, rewards and gradient norms with those of the run without drafts. Each trained head is also
+tested alone on new responses, before it learns from them.
 """
 
 from pathlib import Path
@@ -111,7 +112,7 @@ def summary(series: dict[str, dict[str, list]]) -> list[dict[str, Any]]:
 
 
 def against_off(series: dict[str, dict[str, list]]) -> dict[str, dict[str, Any]]:
-    """Return the ratios off / side of all training steps but the first: medians with intervals."""
+    """Return medians, with intervals, of the ratios off / side over all steps but the first."""
     return {
         side: {
             name: measuring.median_interval(
@@ -169,7 +170,7 @@ def main() -> None:
         if run is not base:
             updates = run.steps[LEARNED] == base.steps[LEARNED]
             same[side] = same_texts(run, base) | {"same_updates": int(updates.all(axis=1).sum())}
-        # A value is None in steps that had no time for the test.
+        # Values of the head's test are None in training steps without time for this test.
         steps = run.steps.astype(object).where(run.steps.notna(), None)
         series[side] = {
             short: steps[name].tolist() for short, name in SHOWN.items() if name in steps

@@ -4,8 +4,9 @@
     python -m benchmarks.head_training --smollm2 --traces benchmarks/results/smollm2_run
 
 The texts are recorded responses of the tiny model at temperature 1, or of SmolLM2's learning run
-(`benchmarks/learning.py`). One prompt in six is held out. Acceptance is measured for each draft
-position over the held-out responses; acceptance length includes the bonus token.
+(`benchmarks/learning.py`). One prompt in twenty, but at least four prompts, are held out.
+Acceptance is measured for each draft position over the held-out responses; acceptance length
+includes the bonus token.
 """
 
 import json
@@ -25,7 +26,7 @@ from sam_rollout.bench.machine_record import machine
 from sam_rollout.telemetry.records import RunFolder
 
 TEXTS = MODEL.parent / "tiny_qwen3.parquet"
-UPDATES = (500, 1500)  # the command's default is 1500 updates
+UPDATES = (500, 1500)  # `sam-rollout head train` makes 1500 updates by default
 
 
 def train(model: Path, texts: Path, threads: int, updates: int, folder: Path) -> dict[str, Any]:

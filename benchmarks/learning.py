@@ -4,9 +4,9 @@
     python -m benchmarks.learning --smollm2 --steps 60    # without SAM
     python -m benchmarks.learning --smollm2 --same        # ten steps without and with SAM
 
-The program compares the last accuracies with the first ones, with 95 % intervals. A small copy of
-SmolLM2's run, with its texts, goes to benchmarks/results. ``--same`` trains two short runs, counts
-the responses that have the same tokens, and adds the numbers to the record.
+The program compares the last accuracies with the first accuracies, with 95 % intervals. A small
+copy of SmolLM2's run, with its texts, goes to benchmarks/results. ``--same`` trains two short runs,
+counts the responses that have the same tokens in both, and adds the counts to the record.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from sam_rollout.report.lossless import IDENTITY
 from sam_rollout.report.runs import Run, held_out_names, load_run
 
 HELD_OUT = 128
-WINDOW = 5  # number of first and of last values; also the width of the running mean
+WINDOW = 5  # number of first values, and of last values; also the width of the running mean
 SHORT_STEPS = 10  # training steps of each run of ``--same``
 TEXTS = "smollm2_run"
 TRAINING = "sam/rounds/accuracy_unfiltered"
@@ -36,7 +36,7 @@ KEPT += ("actor/entropy", "timing_s/step")
 
 
 def first_and_last(name: str, series: pd.Series) -> dict[str, Any]:
-    """Return the means of the first and the last values, and Welch's test of their difference."""
+    """Return the means of first and last values, and Welch's test of the difference."""
     first, last = series[:WINDOW], series[-WINDOW:]
     test = stats.ttest_ind(last, first, equal_var=False)
     low, high = test.confidence_interval(0.95)
@@ -71,7 +71,7 @@ def run_once(run_dir: Path, experiment: str, *overrides: str) -> Run:
 
 
 def same_texts(one: Run, other: Run) -> dict[str, int]:
-    """Count the responses of both runs, and those with the same tokens in both."""
+    """Count all responses, and the responses that have the same tokens in both runs."""
     both = one.traces.merge(other.traces, on=IDENTITY, how="outer")
     pairs = zip(both["response_ids_x"], both["response_ids_y"], strict=True)
     return {"responses": len(both), "identical": sum(np.array_equal(*pair) for pair in pairs)}

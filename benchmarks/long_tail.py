@@ -2,9 +2,9 @@
 
     python -m benchmarks.long_tail [--rounds 3] [--sides on prompt+run+draws:3:8]
 
-One of eight prompts lists ten word problems, and some responses run until the limit of 2,048
-tokens. Therefore only few requests run for most of a rollout. `benchmarks/rollout.py` explains the
-sides. The record has the time per token of the steps that only decode.
+One of eight prompts lists ten word problems, and some of its responses reach the limit of 2,048
+tokens. So only few requests run for most of a rollout. `benchmarks/rollout.py` explains the sides.
+The record has the time per token in the engine steps that compute no prompts.
 """
 
 import tempfile
@@ -23,7 +23,7 @@ from sam_rollout.bench.machine_record import machine
 from sam_rollout.telemetry.tables import tail_mask
 
 MAX_TOKENS, MAX_MODEL_LEN = 2048, 2688
-SHORT_PROMPTS, LISTED = 7, 10  # prompts with one problem each; problems in the long prompt
+SHORT_PROMPTS, LISTED = 7, 10  # short prompts have one problem each, the long prompt ten
 TEMPERATURE, DTYPE = 0.7, "bfloat16"  # as in experiment=smollm2_cpu
 EDGES = (1, 2, 3, 5, 9, 17, 33, 65)  # running requests: 1, 2, 3 to 4, 5 to 8, ...
 NAMES = [str(a) if b == a + 1 else f"{a} to {b - 1}" for a, b in pairwise(EDGES)]
@@ -44,7 +44,7 @@ def prompts_of_round(number: int) -> list[list[int]]:
 
 
 def by_running(steps: pa.Table) -> dict[str, list[float]]:
-    """Count steps that only decode, their seconds and tokens, for each range of requests."""
+    """For each range of requests, sum up the steps that only decode, their seconds and tokens."""
     names = ("scheduled", "waiting", "prompt_tokens", "duration_s", "generation_tokens")
     scheduled, waiting, prompts, seconds, tokens = (steps[name].to_numpy() for name in names)
     decoding = tail_mask(scheduled, waiting, prompts, EDGES[-1] - 1)
@@ -57,7 +57,7 @@ def by_running(steps: pa.Table) -> dict[str, list[float]]:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Draw a rollout's time without drafts, and each side's gain, over the number of requests."""
+    """Draw the time without drafts, and each side's gain, against the number of requests."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     seconds = np.mean([one[BASE]["seconds"] for one in result["rounds"]], axis=0)

@@ -1,4 +1,4 @@
-"""Contains what benchmarks share: options, turns of sides, prompts, and records."""
+"""Contains what benchmarks share: options, the order of sides, prompts, and records."""
 
 import argparse
 import json
@@ -49,13 +49,13 @@ def write_record(record: dict[str, Any], path: Path) -> None:
 
 
 def turns(sides: Sequence[Any], number: int) -> list[Any]:
-    """Return the sides in the order of round `number`; each round begins with the next side."""
+    """Return the sides in the order of round `number`; each round begins with another side."""
     turn = number % len(sides)
     return [*sides[turn:], *sides[:turn]]
 
 
 def median_interval(values: Sequence[float]) -> dict[str, float]:
-    """Return median, quartiles, and the median's 95 % interval (order statistics, binomial)."""
+    """Return the median with its quartiles and its 95 % interval, from order statistics."""
     from scipy.stats import binom
 
     ordered = sorted(values)

@@ -3,9 +3,9 @@
     python -m benchmarks.model_drafts [--rounds 5] [--sides "own + siblings" ...] [--output FILE]
     python -m benchmarks.model_drafts --smollm2 --head FOLDER
 
-The model's engine samples at T = 1 with the coupled sampler and an open gate. All sides have
-to sample the same texts. The program counts tokens per verify step and request. A side drafts from
-texts, from `recycling` (the model's own likeliest tokens), from `model` (an EAGLE-3 head), or from
+The engine samples at T = 1 with the coupled sampler and an open gate. All sides have to sample the
+same texts. The program counts tokens per verify step and request. A side drafts from texts, from
+`recycling` (the target model's own likeliest tokens), from `model` (an EAGLE-3 head), or from
 several of these sources.
 
 The program also compares ways to draft a token from the head's distribution: its likeliest token, a
@@ -45,14 +45,14 @@ TEMPERATURES = (0.6, 0.8, 1.0)
 
 
 def prompts_of(model: Path, number: int) -> list[list[int]]:
-    """Return the prompts of a round; each round has prompts of its own."""
+    """Return the prompts of a round; rounds have different prompts."""
     if model == MODEL:
         return load_prompts(PROMPTS, seed=100 + number)
     return load_prompts((number + 1) * PROMPTS, model=model)[-PROMPTS:]
 
 
 def run(side: str, number: int, model: Path, head: Path) -> tuple[float, list[list[int]]]:
-    """Answer a round's prompts as one side; return tokens per step and request, and the texts."""
+    """Answer a round's prompts; return the side's tokens per step and request, and the texts."""
     gate = GateConfig("threshold", MAX_NUM_SEQS)
     sections = {entry.name: {"enabled": entry.name in SIDES[side]} for entry in SOURCES}
     sections["model"] |= {"path": str(head), "max_tokens": K}
@@ -86,7 +86,7 @@ def measure(options: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def gains(found: dict[str, list[float]], side: str, against: str) -> dict[str, float]:
-    """Return the relative gain of `side` over `against`: the rounds' median with its interval."""
+    """Return the relative gain of `side` over `against`, a median over rounds with its interval."""
     pairs = zip(found[side], found[against], strict=True)
     return median_interval([ours / theirs - 1 for ours, theirs in pairs])
 

@@ -5,10 +5,10 @@
     sam-rollout bench drafter --traces FOLDER --json benchmarks/results/drafter.json
 
 The sets are not part of this project, because licences differ. A rebuilt set has the same token ids
-as the set that was measured. Texts are read at the commit that `SOURCES` names, whatever commit is
-checked out. They are tokenized with tekken (131k tokens, a file of mistral-common), which is not
-the models' own tokenizer. Responses of `ta_r1distill` begin with the question, as in the
-repository's files.
+as the set that was measured. Texts are read from the commit that `SOURCES` names, even if another
+commit is checked out. All texts are tokenized with tekken (131k tokens, a file of mistral-common)
+instead of the models' own tokenizers. Responses of `ta_r1distill` begin with the question, as in
+the repository's files.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from typing import Any
 
 TOKENIZER = "tekken_240911.json"
 
-# A response: group, sibling, step, parts of the prompt (each is tokenized separately), text.
+# A response: group, sibling, step, parts of the prompt (to be tokenized one by one), text.
 Response = tuple[str, int, int, tuple[str, ...], str]
 
 
@@ -66,7 +66,6 @@ def _question(text: str) -> tuple[str, str]:
 
 
 def _thought_anchors(clone: Clone) -> Iterator[Response]:
-    """Yield the responses to every twelfth problem."""
     numbers = [re.fullmatch(r"cots/problem_(\d+)/solutions\.json", path) for path in clone.paths()]
     for number in sorted(int(found[1]) for found in numbers if found)[::12]:
         folder = f"cots/problem_{number}"
@@ -88,7 +87,6 @@ def _reasoning_gym(clone: Clone) -> Iterator[Response]:
 
 
 def _misguided_attention(clone: Clone) -> Iterator[Response]:
-    """Yield the responses to every third prompt."""
     found = clone.load("eval/results_long_eval/output_queries_q3_30ba3-think.json")
     for query in found["results"][::3]:
         prompt = _question(query["prompt"])

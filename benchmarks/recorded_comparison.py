@@ -1,7 +1,4 @@
-"""Repeats the published comparison from the runs that are stored in the repository.
-
-The tables of results/compare_tiny_cpu.md come from this comparison.
-"""
+"""Repeats the comparison of results/compare_tiny_cpu.md with the runs stored in the repository."""
 
 import json
 from dataclasses import dataclass
@@ -16,7 +13,7 @@ RESULTS = Path("benchmarks/results")
 RECORD = "compare_tiny_cpu.json"
 SIDES_PICTURE = "compare_tiny_cpu_sides.png"
 RUNS = "runs"
-FAIR, UNFAIR = "fair", "unfair"  # the two comparisons of the record
+FAIR, UNFAIR = "fair", "unfair"  # names of the record's two comparisons
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Stores a small copy of a run folder in the repository, with only what a comparison reads.
 
-The machine's paths are removed from the configuration. No file contains names of hosts.
+The copy's configuration has no paths of this machine, and no file names a host.
 """
 
 import json
@@ -17,17 +17,17 @@ import pyarrow.parquet as pq
 from benchmarks.measuring import REPOSITORY
 from sam_rollout.telemetry.records import RunFolder
 
-# Column -> decimals to keep. Durations keep more decimals, because they are summed.
+# Column -> number of decimals to keep. Durations keep more decimals, because they are summed.
 DECIMALS = {
     "time_s": 2, "start_s": 2, "end_s": 2, "duration_s": 4, "drafter_us": 0, "sampler_us": 0,
 }  # fmt: skip
-# Matches an absolute path inside a value, but not the host in hdfs://data/x or a part of another
-# path.
+# Matches an absolute path inside a value, but neither the host in hdfs://data/x nor a part of a
+# longer path.
 MACHINE_PATH = re.compile(
     r"(?<![\w.>-])(?<!:/)(?:~|/(?:home|root|tmp|data|mnt|work|var|opt|usr))"
     r"(?:/[^\s/\"',:;=()\[\]{}]+)*/([^\s/\"',:;=()\[\]{}]+)"
 )
-OF_DAY = {"time_s", "start_s", "end_s"}  # large numbers that differ only in their last bytes
+OF_DAY = {"time_s", "start_s", "end_s"}  # values of these columns differ only in their last bytes
 
 
 def store(run_dir: Path, target: Path, *, traces: bool = False) -> None:

@@ -28,7 +28,7 @@ SECTIONS = REPOSITORY / "benchmarks" / "results_sections"
 def _spread(cell: dict[str, float] | None, low: str, high: str, median: str = "median") -> str:
     if cell is None:
         return ""
-    if cell[low] is None:  # there was a single round
+    if cell[low] is None:  # a single round has no interval
         return _figure(cell[median])
     middle, first, last = (_figure(cell[name]) for name in (median, low, high))
     return f"{middle} [{first}, {last}]"
@@ -40,7 +40,6 @@ def _ratio(cell: dict[str, float] | None) -> str:
 
 
 def _figure(value: float) -> str:
-    """Format a number with three digits, or as a whole number from 1000 on."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
 
 
@@ -53,9 +52,9 @@ def _raw_and_equal(row: TimeRow | None) -> str:
 
 
 def over(rows: Sequence[Mapping[str, Any]], mode: str, other: str) -> list[tuple[float, float]]:
-    """Return a mode's points: the target's share of steps, and the gain in accuracy over `other`.
+    """Return a mode's points (target's share of steps, gain in accuracy over the mode `other`).
 
-    The accuracy of `other` at the same share is interpolated between its points and the points of
+    The accuracy of `other` at the same share is interpolated between the points of `other` and of
     the modes `draft` and `target`.
     """
     points = [(row["mode"], row["target_share"], row["accuracy"]["value"]) for row in rows]
@@ -70,7 +69,6 @@ def over(rows: Sequence[Mapping[str, Any]], mode: str, other: str) -> list[tuple
 
 
 def _factor(gain: dict[str, Any]) -> str:
-    """Format a gain as a factor with its interval: 1.16 [1.10, 1.22]."""
     faster = gain["speed_up_minus_one"]
     value, low, high = (f"{1 + faster[name]:.2f}" for name in ("value", "low", "high"))
     return f"{value} [{low}, {high}]"
@@ -109,7 +107,7 @@ def section(name: str, record: dict[str, Any]) -> str:
 
 
 def render() -> dict[Path, str]:
-    """Return every page by its file: docs/results.md, and a page for each record that exists."""
+    """Return file -> page for docs/results.md and for each record that exists."""
     names = {path.name.removesuffix(".md.j2") for path in SECTIONS.iterdir()} - {VERDICTS}
     records = {name: read_record(RESULTS / f"{name}.json") for name in sorted(names)}
     pages = {PAGE: _render(VERDICTS, record=records, sides=sides, sources=SOURCES)} | {

@@ -3,16 +3,16 @@
     python -m benchmarks.rollout [--rounds 6] [--epochs 2] [--sides off on own:3:16 run:8:auto ...]
     python -m benchmarks.rollout --smollm2 --sides stock matched on run:8:64 --max-tokens 256
 
-All engines take turns, round after round. ``stock`` is the engine without our code. ``off`` adds
+The engines (sides) take turns in every round. ``stock`` is vLLM without our code. ``off`` adds
 our coupled sampler. ``matched`` is our code with a gate that never opens. ``on``, ``joined`` and
 ``article`` are the settings in configs/sam. ``model`` drafts only with the head of ``joined``.
-``ngram`` is the engine's own n-gram drafter. Any other name of a side has the form
-sources:k:gate. Its sources are any of own, prompt, run and draws, joined by +; own is always
-added. Its gate is ``auto`` or a threshold.
+``ngram`` is vLLM's own n-gram drafter. Any other name of a side has the form sources:k:gate. The
+sources are any of own, prompt, run and draws, joined by +; own is always added. The gate is
+``auto`` or a threshold.
 
 The second epoch repeats the prompts and samples other responses. With the coupled sampler, all
-sides sample the same responses (``identical`` counts them). ``stock`` samples other responses, so
-compare its times per token.
+sides sample the same responses (``identical`` is their share). ``stock`` samples other responses,
+so compare its times per token.
 """
 
 import os
@@ -43,8 +43,8 @@ from sam_rollout.integrations.vllm.offline import (
     prepare_environment,
 )
 
-os.environ[MULTIPROCESSING_ENV] = "1"  # each engine has a process, whose time is measured
-prepare_environment()  # must precede torch, which the next line imports
+os.environ[MULTIPROCESSING_ENV] = "1"  # an engine has its own process, whose time is measured
+prepare_environment()  # must run before the next line imports torch
 from sam_rollout.integrations.vllm.worker import SamWorkerExtension  # noqa: E402
 
 # The sizes of experiment=tiny_cpu.
@@ -66,7 +66,7 @@ FIGURES = (
 )
 STOCK, BASE = "stock", "off"
 HEAD = MODEL.parent / "tiny_qwen3_eagle3"
-ALL = {"prompt", "run", "draws"}  # sources of `on` beside `own`
+ALL = {"prompt", "run", "draws"}  # the sources of the side `on`, without `own`
 SIDES = (
     STOCK, BASE, "matched", "article", "own:8:auto", "prompt:8:auto", "run:3:16", "run:8:16",
     "run+draws:8:16", "run:8:auto", "on", "ngram", "model", "joined",
@@ -74,10 +74,7 @@ SIDES = (
 
 
 def drafting(name: str, folder: Path, head: Path = HEAD) -> Any:
-    """Return the group `sam` of a side; ended responses are stored below `folder`.
-
-    `head` is the draft head of the sides `model` and `joined`.
-    """
+    """Return the settings `sam` of a side; ended responses are stored below `folder`."""
     from sam_rollout.config import ARTICLE, GateConfig, SamConfig
 
     if name in (STOCK, BASE):
@@ -85,7 +82,7 @@ def drafting(name: str, folder: Path, head: Path = HEAD) -> Any:
     if name == "article":
         return replace(ARTICLE, gate=GateConfig("threshold", TAIL_THRESHOLD))
     if name in ("on", "matched"):
-        # A run with `sam=on` and these sizes has the same sources (docs/configuration.md).
+        # A training run of these sizes with `sam=on` has the same sources (docs/configuration.md).
         config = with_sources(SamConfig(), ALL, folder)
         return config if name == "on" else replace(config, gate=GateConfig("closed"))
     if name in ("ngram", "model", "joined"):
@@ -110,11 +107,7 @@ def with_sources(config: Any, kinds: set[str], folder: Path) -> Any:
 
 
 def with_drafter(config: Any, name: str, folder: Path, head: Path) -> Any:
-    """Return the configuration with the engine's own drafter.
-
-    The side "model" drafts with the head alone, "joined" with head and texts, and "ngram" with
-    n-grams.
-    """
+    """Return the configuration with the engine's own drafter."""
     from sam_rollout.config import sources_of
     from sam_rollout.sources.model import ModelSourceConfig
 

@@ -24,7 +24,7 @@ WITH_TRACES = "rollout_telemetry.record_traces=true"
 
 
 def train_once(run_dir: Path, *overrides: str, timeout_s: float, experiment: str = TINY) -> None:
-    """Train as `train` does, unless the folder has the whole run; an unfinished run is removed.
+    """Call `train` unless the folder has a finished run; remove an unfinished run first.
 
     One of the overrides is the number of training steps.
     """
@@ -85,7 +85,7 @@ def train(run_dir: Path, *overrides: str, timeout_s: float, experiment: str = TI
 
 
 def _watch_engine(pid: int, run_dir: Path, ended: threading.Event) -> None:
-    """Write the processor seconds that a run's engines use after its first training step.
+    """Write the processor seconds that a run's engines use after the first training step.
 
     The engines are polled twice a second until the run ends. On a CPU an engine is one process.
     """
@@ -107,5 +107,5 @@ def _watch_engine(pid: int, run_dir: Path, ended: threading.Event) -> None:
 
 
 def read_cpu_s(run_dir: Path) -> float:
-    """Return the processor seconds that a run's engines used after its first training step."""
+    """Return the processor seconds that a run's engines used after the first training step."""
     return json.loads((run_dir / CPU_FILE).read_text(encoding="utf-8"))

@@ -4,11 +4,11 @@
     python -m benchmarks.trajectories --smollm2  # another model, and a record of its own
 
 The same requests are sampled at T = 1 without drafts, with a gate that opens and closes, and with
-drafts at every step, for several limits k of draft tokens. vLLM's asynchronous scheduling is
-emulated on a CPU by `tests/emulated_device.py`. If two responses differ, the program reports the
-first position that differs, and by how much the scores (log-probability plus noise) of both tokens
-are below the best score. Rounding can change the choice only between nearly equal scores.
-A larger distance therefore shows an error.
+drafts at every step, for several limits k of draft tokens. `tests/emulated_device.py` emulates
+vLLM's asynchronous scheduling on a CPU. If two responses differ, the program reports their first
+difference, and the distance from a tie: how far the lower score (log-probability plus noise) of the
+two tokens is below the best score. Rounding can change the choice only between nearly equal scores,
+so a larger distance shows an error.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ Requests = list[tuple[list[int], Any]]  # prompts and identities
 
 
 def settings(dtype: str, model: Path) -> dict[str, Any]:
-    """Return name -> group `sam` of each engine; the first engine is the reference."""
+    """Return name -> settings `sam` of each engine; the first engine is the reference."""
     from sam_rollout.config import ARTICLE, GateConfig, SamConfig
 
     always = GateConfig("threshold", MAX_NUM_SEQS)
@@ -87,8 +87,8 @@ def distance_to_tie(
 ) -> float:
     """Return how far two responses to ``prompt`` are from a tie at their first difference.
 
-    This is the distance of the worse of their two tokens from the best token, in log-probability
-    with noise. It is infinite if one response has ended there.
+    The distance is the best score (log-probability plus noise) minus the lower score of the two
+    tokens. It is infinite if one response has ended there.
     """
     import torch
 
@@ -108,7 +108,7 @@ def compare(
     dtype: str,
     temperature: float = 1.0,
 ) -> dict[str, Any]:
-    """Count identical responses, and measure the others' distances to a tie."""
+    """Count identical responses, and measure how far other responses are from a tie."""
     from transformers import AutoModelForCausalLM
 
     parted = [
