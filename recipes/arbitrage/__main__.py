@@ -1,4 +1,4 @@
-"""Runs Arbitrage to evaluate checkpoints or to make data; it is never used for rollouts.
+"""Runs Arbitrage to evaluate checkpoints or to make data, but never for rollouts.
 
     python -m recipes.arbitrage collect --draft D --target T --data train.parquet
     python -m recipes.arbitrage train --base SMALL_MODEL --router ROUTER
@@ -90,7 +90,8 @@ def _problems(options: argparse.Namespace, split: str) -> list[Solution]:
 
 def _engines(options: argparse.Namespace, problems: Sequence[Solution]) -> tuple[Any, ...]:
     longest = max(len(problem.prompt) for problem in problems)
-    # 16 is twice the limit of draft tokens: vLLM drafts no more for texts near `max_model_len`.
+    # vLLM stops drafting when a text comes close to `max_model_len`. 16 is twice the limit of draft
+    # tokens per step.
     room = {"max_model_len": longest + options.max_tokens + 16}
     both = {"dtype": options.dtype, "max_num_seqs": options.max_num_seqs, **room}
     draft, target, _ = options.memory

@@ -1,7 +1,7 @@
 """Runs the models of Arbitrage in vLLM: two models write steps, and others judge the steps.
 
-The writing models use this project's drafter and the coupled sampler, so drafts do not change an
-answer.
+The models that write use this project's drafter and the coupled sampler, so drafts do not change
+an answer.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from vllm import LLM
 
 SAMPLER = RolloutSamplerConfig(kind="coupled")
-# The source `run` is off, because drafts from texts of earlier modes would make later modes of a
+# The source `run` is off. Otherwise drafts from one mode's texts would make the next mode of the
 # comparison faster.
 DRAFTER = SamConfig(sources=sources_of("own", "prompt"))
 
 
 class Engine:
-    """A model's engine, which takes requests at any time."""
+    """A model's engine, which accepts requests at any time."""
 
     def __init__(self, engine: LLM) -> None:
         self.engine = engine
@@ -63,7 +63,7 @@ class Engine:
 
 
 class EngineAuthor(Engine):
-    """One of the two writing models; ``tokens`` is the number of its tokens in run ``run``.
+    """A model that writes steps; ``tokens`` counts what it has written in run number ``run``.
 
     ``options`` are the command's options, which say how both models sample.
     """
@@ -75,7 +75,7 @@ class EngineAuthor(Engine):
         self.drafts = True
 
     def begin(self, drafts: bool) -> None:
-        """Begin another run, with drafts from that run's answers or without drafts."""
+        """Begin another run, either without drafts or with drafts from this run's answers."""
         self.forget()
         self.engine.collective_rpc("sam_drain")
         self.run, self.tokens, self.drafts = self.run + 1, 0, drafts
@@ -135,7 +135,7 @@ def authors(
 
 
 class _Judge(Engine):
-    """A two-class classifier that rates steps with a number in 0..1; callable as a ``Score``."""
+    """A two-class classifier that rates steps with a number in 0..1; it serves as a ``Score``."""
 
     def __init__(self, engine: LLM, task: str) -> None:
         from vllm import PoolingParams
@@ -167,7 +167,7 @@ class Router(_Judge):
 
 
 class RewardModel(_Judge):
-    """A process reward model, such as Qwen2.5-Math-PRM-7B, that scores each step at a tag."""
+    """A process reward model, such as Qwen2.5-Math-PRM-7B, which scores a step at its end tag."""
 
     def __init__(self, engine: LLM, tag: str) -> None:
         super().__init__(engine, "token_classify")
@@ -175,7 +175,8 @@ class RewardModel(_Judge):
         if len(ids) != 1:
             raise ValueError(f"step tag {tag!r}: must be one token of the reward model")
         self.tag = tag
-        # Some of vLLM's poolers return probabilities at the tags only, others at every token.
+        # Some of vLLM's poolers return probabilities at end tags only, other poolers at every
+        # token.
         if engine.llm_engine.model_config.pooler_config.tok_pooling_type == "STEP":
             self.parameters.step_tag_id = ids[0]
 
@@ -188,6 +189,6 @@ class RewardModel(_Judge):
 
 
 def judging_engine(model: str, memory: float) -> Any:
-    """Run a classifier for a ``with`` statement; ``memory`` is its share of a device's memory."""
+    """Run a classifier for a ``with`` statement, with a share ``memory`` of a device's memory."""
     arguments = {"runner": "pooling", "gpu_memory_utilization": memory}
     return offline_engine(model, SamConfig(enabled=False), enable_prefix_caching=True, **arguments)

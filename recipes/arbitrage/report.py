@@ -30,13 +30,13 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Answer all problems at every point (mode and tau), and return accuracy and cost.
 
-    ``problems`` are solutions without steps. The result has one row per point: accuracy, tokens and
-    steps of the first side's answers. For each side ("off" and "on"), the row also has the
-    ``seconds`` and the number of answers that are ``identical`` to the first side's answers.
+    ``problems`` are solutions without steps. The result has one row per point, with accuracy,
+    tokens and steps of the first side's answers. For each side ("off" and "on"), the row also has
+    the ``seconds`` and the number of answers that are ``identical`` to the first side's answers.
     """
     rows = []
     with authors(*setup) as both:
-        for name in (DRAFT, TARGET):  # the engines' first steps are not timed
+        for name in (DRAFT, TARGET):  # warm-up: engines' first steps are slow
             _answer(problems[:4], (name, 0.0), judges, both, True)
         for point in tried:
             first: list[Solution] = []

@@ -1,8 +1,9 @@
 """The router of Arbitrage, which predicts whether the target would write a better step.
 
-A training pair is a draft model's step, and steps that the target wrote in its place. The label is
-1 if the target's mean process reward is higher than the draft model's reward. A table of pairs has
-the columns ``problem``, ``text`` (the router's input), and the rewards ``draft`` and ``target``.
+A training pair consists of a draft model's step and of the target's alternatives to this step. The
+label is 1 if the target's mean process reward is higher than the draft model's reward. A table of
+pairs has the columns ``problem``, ``text`` (the router's input), and the rewards ``draft`` and
+``target``.
 """
 
 import asyncio
@@ -38,8 +39,8 @@ def collect(
 ) -> pd.DataFrame:
     """Let both models write every step of the solutions, and return one pair per step.
 
-    The target writes `samples` versions of each step, and its reward is their mean reward. A random
-    choice decides from which model's step the answer continues.
+    The target writes `samples` versions of each step, and the pair has their mean reward. The
+    answer then continues from one model's step, chosen at random.
     """
     pairs = []
 
@@ -128,10 +129,10 @@ def quality(pairs: pd.DataFrame) -> dict[str, float]:
 
     Returns:
         ``pairs`` is the number of pairs. ``share`` is the share of pairs in which the target's step
-        is better. ``mendable`` is this share among the pairs in which the draft model's reward is
-        below 1. If ``chance`` is above one half, the target's step is predicted to be better;
+        is better. ``mendable`` is the same share, but only among pairs in which the draft model's
+        reward is below 1. A ``chance`` above one half predicts that the target's step is better;
         ``balanced_accuracy`` measures these predictions. ``spearman`` is the rank correlation
-        between ``chance`` and this difference: the target's reward minus the draft model's reward.
+        between ``chance`` and the target's reward minus the draft model's reward.
     """
     better, wrong = labels(pairs), pairs["draft"] < 1
     right = ((pairs["chance"] > 0.5) == better).groupby(better).mean()
@@ -145,15 +146,14 @@ def quality(pairs: pd.DataFrame) -> dict[str, float]:
 
 
 def calibrate(pairs: pd.DataFrame, shares: Sequence[float]) -> dict[str, list[float]]:
-    """Return thresholds ``tau`` that send the given shares (0..1) of the pairs' steps to the
-    target.
+    """Return thresholds ``tau`` with which the target rewrites the given shares (0..1) of steps.
 
-    ``pairs`` are held-out pairs with the router's ``chance``. The thresholds of ``router`` and
-    ``rsd`` are in the order of ``shares``. If many rewards are equal, several thresholds of ``rsd``
-    may be equal.
+    ``pairs`` are held-out pairs with the router's ``chance``. The thresholds of the modes
+    ``router`` and ``rsd`` are in the order of ``shares``. If many rewards are equal, several
+    thresholds of ``rsd`` may be equal.
     """
     router = pairs["chance"].quantile([1 - share for share in shares])
-    # Rewards are often equal, so the closest possible share is taken.
+    # Many rewards are equal, so not every share is possible. The closest one is taken.
     taus = np.append(np.sort(pairs["draft"].unique()), np.inf)
     sent = np.array([(pairs["draft"] < tau).mean() for tau in taus])
     rsd = [float(taus[np.abs(sent - share).argmin()]) for share in shares]

@@ -1,9 +1,9 @@
 """Step-level speculation: a draft model writes each step, and the target rewrites some of them.
 
 A step is a part of an answer, such as a paragraph. The method is Arbitrage (Berkeley, Apple, ICSI,
-LBNL, 2025). Unlike speculative decoding, it changes the target's distribution, because accepted
-steps of the draft model stay in the answer. Each answer is a coroutine, and a model serves all
-waiting answers together.
+LBNL, 2025). Unlike speculative decoding, Arbitrage changes the target's distribution, because
+accepted steps of the draft model stay in the answer. Each answer is a coroutine, and a model serves
+all waiting answers together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 from sam_rollout.core.identity import RequestIdentity
 
 DRAFT, TARGET = "draft", "target"
-# Largest number of answers that are written at once. Their texts must fit into the prefix caches.
+# Largest number of answers that are written at once: their texts must fit into the prefix caches.
 MOST_AT_ONCE = 256
 MODES = (DRAFT, TARGET, "rsd", "router", "oracle")
 
@@ -112,12 +112,11 @@ def choice_of(mode: str, tau: float, target: Author, judges: dict[str, Score]) -
     """Return the function that chooses, in a mode, between the draft model's and the target's step.
 
     Args:
-        mode: With ``rsd`` the target rewrites a step if the step's process reward is below ``tau``.
-            With ``router``, it rewrites a step if it would write a better step with a predicted
-            probability above ``tau``. With ``oracle``, both models write each step, and the
-            target's step is taken if its reward is higher by more than ``tau``.
-        tau: The threshold.
-        target: The large model.
+        mode: With ``rsd``, the target rewrites a step if the step's process reward is below
+            ``tau``. With ``router``, the target rewrites a step if the router predicts, with a
+            probability above ``tau``, that the target's step would be better. With ``oracle``, both
+            models write each step, and the target's step is taken if its reward is higher by more
+            than ``tau``.
         judges: ``reward`` returns process rewards, and ``router`` returns probabilities; both are
             in 0..1.
 

@@ -1,8 +1,8 @@
 """Measures pass@1 of a model with speculation off and on, on the same prompts and random numbers.
 
-Speculation must not change how good the answers are (section 2.2 of the article on speculation in
-RL training). Training cannot show this, because it logs only the rewards of training prompts.
-Usage:
+Speculation must not make answers worse (section 2.2 of the article on speculation in RL training).
+A training run cannot show whether answers get worse, because the run logs only the rewards of
+training prompts. Usage:
 
     python -m recipes.dapo_qwen3.evaluate                     # tiny model, synthetic test set
     python -m recipes.dapo_qwen3.prepare_data gsm8k --output-dir data/gsm8k
@@ -10,10 +10,10 @@ Usage:
         --samples 4 --max-tokens 8192 --tensor-parallel-size 2
 
 The program prints pass@1 of both sides with 95 % intervals over problems, and the paired
-difference. A problem is a prompt; rows with the same prompt are further samples of it. With
-``--rollout-sampler coupled`` (the default), ``coupled_inversion`` or ``--greedy``, the exit status
-is 1 if responses differ by more than numerical ties, or if nothing was drafted (equal responses
-then prove nothing). It is 2 if the evaluation failed to run.
+difference. A problem is a prompt, and rows with the same prompt are further samples of the problem.
+With ``--rollout-sampler coupled`` (the default), ``coupled_inversion`` or ``--greedy``, the exit
+status is 1 if responses differ by more than numerical ties, or if nothing was drafted (equal
+responses then prove nothing). The exit status is 2 if the evaluation failed to run.
 """
 
 import argparse
@@ -42,7 +42,7 @@ ABOVE_0 = ("limit", "samples", "draft_tokens", "gate", "temperature", "max_token
 
 @dataclass(frozen=True)
 class Response:
-    """One scored response; ``accuracy`` is 1.0 or 0.0, ``clipped`` means cut at `max_tokens`."""
+    """A scored response; ``accuracy`` is 1.0 or 0.0, a ``clipped`` one ended at `max_tokens`."""
 
     prompt_ids: list[int]
     text: str
@@ -61,7 +61,6 @@ def _ask(
     options: argparse.Namespace,
     **changes: Any,
 ) -> list[Any]:
-    """Sample a continuation of each request's text."""
     from vllm import SamplingParams, TokensPrompt
 
     # The engine's own sampler needs a seed to make responses repeatable.
@@ -130,8 +129,8 @@ def _shares(groups: Groups) -> list[float]:
 def summarise(groups: Groups, drafts: tuple[int, int] = (0, 0)) -> dict[str, Any]:
     """Summarise the responses of one side.
 
-    ``drafts`` are the numbers of drafted and accepted tokens. The interval of pass@1 is Wilson's if
-    each problem has one sample. Otherwise it comes from a bootstrap over problems.
+    ``drafts`` has the numbers of drafted and accepted tokens. If each problem has one sample, the
+    interval of pass@1 is Wilson's. Otherwise the interval comes from a bootstrap over problems.
     """
     shares, responses = _shares(groups), [response for group in groups for response in group]
     single = len(responses) == len(groups)
@@ -152,9 +151,9 @@ def compare(
     """Compare the responses to the same requests with speculation off and on.
 
     ``difference`` is pass@1 of "on" minus "off", paired by problem. ``kept`` says whether drafts
-    have left the responses unchanged, up to ties. It is None if the sampler does not promise this.
-    It is true if tokens were drafted, and all examined divergences of responses are ties. It is
-    false if responses diverged but no divergence was examined.
+    have left the responses unchanged, up to numerical ties, or is None if the sampler does not
+    promise this. If no token was drafted, ``kept`` is false. It is also false if responses
+    diverged, but no divergence was examined.
     """
     difference = mean([right - left for left, right in zip(_shares(off), _shares(on), strict=True)])
     total = sum(map(len, off))
@@ -177,7 +176,7 @@ def evaluate(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dic
     """Answer the rows of the data with speculation off and on, one engine after the other.
 
     Returns ``setting``, ``sides`` and ``comparison`` (None if only one side ran) as JSON values,
-    and under ``responses`` the scored responses of each side.
+    and under the key ``responses`` the scored responses of each side.
     """
     from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
 
@@ -188,8 +187,8 @@ def evaluate(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dic
     names = ("dtype", "tensor_parallel_size", "max_num_seqs", "seed")
     arguments = {
         **{name: getattr(options, name) for name in names},
-        # There is room for twice a step's draft tokens, because vLLM stops drafting when a text
-        # comes close to `max_model_len`.
+        # The limit has room for twice a step's draft tokens, because vLLM stops drafting when a
+        # text comes close to the limit.
         "max_model_len": longest + 2 * k,
         # `look_at_ties` needs all log-probabilities of the distribution that is sampled from.
         "logprobs_mode": "processed_logprobs",

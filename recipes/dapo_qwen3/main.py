@@ -1,9 +1,9 @@
 """Entry point: ``sam-rollout train [experiment=...] [sam=on|off] [key=value ...]``.
 
-``python -m recipes.dapo_qwen3.main`` is the same. The program composes the configuration, checks it
-before anything heavy is imported, and starts verl's trainer. ``--dry-run`` prints the plan of a run
-and starts nothing; it needs neither data, weights nor a device. With ``--check-only`` the program
-ends after the checks; scripts/node.sh runs these checks before it starts a cluster.
+``python -m recipes.dapo_qwen3.main`` is the same program. It composes the configuration, checks the
+configuration before anything heavy is imported, and starts verl's trainer. ``--dry-run`` prints the
+plan of a run and starts nothing; it needs neither data, weights nor a device. With ``--check-only``
+the program ends after the checks; scripts/node.sh runs these checks before it starts a cluster.
 """
 
 import functools
@@ -24,8 +24,8 @@ FOLDER = Path(__file__).resolve().parent
 DRY_RUN, CHECK_ONLY = "--dry-run", "--check-only"
 # Without these overrides, Hydra would make a run folder and a log file.
 LEAVE_NO_TRACE = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout")
-# With this environment variable, Hydra raises its errors. Otherwise it prints a page of text and
-# ends the process.
+# With this environment variable, Hydra raises its errors. Without it, Hydra prints a page of text
+# and ends the process.
 FULL_ERROR = "HYDRA_FULL_ERROR"
 Application = Callable[[DictConfig], None]
 hydra_main = hydra.main(
@@ -39,10 +39,9 @@ except ExperimentError as error:
 
 
 def _application(act: Application) -> Callable[[], None]:
-    """Return a program that composes the configuration from arguments, then calls `act` with it.
+    """Return a program that composes the configuration from arguments, and passes it to `act`.
 
-    If Hydra or a check refuses a setting, a file or the data, the program ends with a message of
-    one line.
+    If Hydra or a check refuses a setting, a file or the data, the program ends with one line.
     """
 
     @functools.wraps(act)
@@ -74,7 +73,7 @@ def _application(act: Application) -> Callable[[], None]:
 
 
 def make_data(config: DictConfig) -> None:
-    """Make the recipe's own problems if the run uses their folder and the files are missing."""
+    """Make the recipe's own problems if the run needs them and their files are missing."""
     file = Path(str(config.data.train_files))
     if file.exists() or file.parent.parent != Path("data").absolute():
         return

@@ -85,7 +85,7 @@ PUBLIC_SETS = {
 
 
 def _require_hub(name: str) -> None:
-    """Raise ``PreparationError`` if the hub cannot be reached; its client would retry for long."""
+    """Raise ``PreparationError`` if the hub cannot be reached; the client would retry for long."""
     address = urlsplit(os.environ.get("HF_ENDPOINT") or datasets.config.HF_ENDPOINT)
     try:
         port = address.port or (443 if address.scheme == "https" else 80)
@@ -109,7 +109,8 @@ def _local_files(source: Path, public: PublicSet, split: str) -> list[Path]:
     if source.is_file():
         return [source]
     found = sorted(p for p in source.rglob("*") if p.suffix in READERS and p.is_file())
-    # In the hub's copy, folders have the names of configurations; file names begin with the split.
+    # In a copy from the hub, folders are named after configurations, and file names begin with the
+    # split.
     configured = [p for p in found if public.hub_config in p.relative_to(source).parts]
     found = configured or found
     named = [p for p in found if p.stem.lower().startswith(split)]
@@ -161,7 +162,7 @@ def _public_rows(name: str, split: str, source: Path | None) -> list[Row]:
         ) from error
 
 
-#: Sets that this program makes -> the module that draws a split.
+#: Data set that this program makes -> the module that draws its splits.
 MADE = {"synthetic": synthetic_math, "word_problems": word_problems}
 
 
@@ -195,8 +196,8 @@ def prepare(
 ) -> list[Path]:
     """Write every split of data set ``name`` to ``output_dir`` and return the files' paths.
 
-    ``limit`` is the number of problems to keep of each split. Existing files are kept unless
-    ``force`` is true.
+    ``limit`` is the largest number of problems per split. Existing files are kept unless ``force``
+    is true.
 
     Raises:
         PreparationError: The data cannot be prepared.

@@ -29,7 +29,7 @@ class Request:
 
 
 def rows_of(data: Path | None, limit: int | None, split: str = "test") -> list[dict[str, Any]]:
-    """Read the first ``limit`` rows of the file ``data`` or, without one, of the synthetic task."""
+    """Read the first ``limit`` rows of the file ``data``; None means the synthetic task."""
     if data is None:
         from recipes.dapo_qwen3.prepare_data import prepare
 
@@ -48,8 +48,8 @@ def rows_of(data: Path | None, limit: int | None, split: str = "test") -> list[d
 def lay_out(prompts: Sequence[list[int]], samples: int, seed: int) -> list[Request]:
     """Return ``samples`` requests for the prompt of each row.
 
-    Random numbers are keyed by the prompt and the sample's number. Therefore samples of rows with
-    the same prompt get different numbers.
+    Random numbers are keyed by the prompt and the sample's number. So if several rows have the same
+    prompt, the numbers of their samples differ.
     """
     number_of: dict[str, int] = {}
     asked: Counter[int] = Counter()

@@ -2,9 +2,9 @@
 
 verl calls `compute_score` for every response, from threads of an event loop. The settings
 ``reward.custom_reward_function.path=.../reward.py`` and ``reward.reward_manager.name=dapo`` select
-it. The function first compares the last ``\\boxed{}`` of the response with the ground truth as
-text. If they differ and the answer can be written in several ways, math-verify compares them
-symbolically in a worker process, which is killed if it takes too long.
+this function. It first compares the last ``\\boxed{}`` of the response with the ground truth as
+text. If the texts differ and the answer can be written in several ways, math-verify compares the
+answers symbolically in a worker process, which is killed if it takes too long.
 """
 
 import importlib
@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import Any
 
 #: Keys of `compute_score`'s result by which groups of responses may be filtered. If a reward file
-#: declares `FIGURES`, `algorithm.filter_groups.metric` is checked against it before a run starts.
+#: declares `FIGURES`, `algorithm.filter_groups.metric` must be one of them when a run starts.
 FIGURES = ("acc", "score")
 #: Data sources whose answers can be written in one way only.
 EXACT_SOURCES = frozenset({"synthetic_math"})
-#: Number of characters at the end of a response in which the answer is searched.
+#: The answer is searched in this number of characters at the end of a response.
 TAIL_CHARACTERS = 1000
 #: Answers with more than this many characters are not compared symbolically.
 MAX_SYMBOLIC_CHARACTERS = 200
-#: Seconds after which a symbolic comparison is ended, and its answers count as different.
+#: After this number of seconds a symbolic comparison is ended, and the answers count as different.
 SYMBOLIC_TIMEOUT = 10.0
-#: Seconds granted to the worker process for starting and importing.
+#: The worker process gets this number of seconds to start and to import.
 START_TIMEOUT = 120.0
 
 _BOX = "\\boxed{"
@@ -63,7 +63,7 @@ def last_boxed(text: str) -> str:
 def last_answer_line(text: str) -> str:
     """Return the text after the last ``Answer:`` near the end of ``text``, or "".
 
-    The prompts of DAPO's data sets ask for such a line and do not mention a box.
+    The prompts of DAPO's data sets ask for such a line and do not mention ``\boxed{}``.
     """
     lines = _ANSWER_LINE.findall(text[-TAIL_CHARACTERS:])
     return lines[-1].strip(" *") if lines else ""
@@ -93,8 +93,8 @@ def _verify_in_worker(truth: str, answer: str) -> bool:
     """Compare two LaTeX answers symbolically (runs in a worker process)."""
     from math_verify import parse, verify
 
-    # math-verify's timeouts use SIGALRM, which fails outside a main thread and cannot stop C code.
-    # They are off (None). The caller waits for a limited time and then kills this process.
+    # math-verify's timeouts are off (None), because they use SIGALRM, which fails outside a main
+    # thread and cannot stop C code. Instead, the caller kills this process after a limited time.
     parsed = [parse(f"${text}$", parsing_timeout=None) for text in (truth, answer)]
     return bool(all(parsed)) and verify(*parsed, timeout_seconds=None)
 
@@ -102,7 +102,7 @@ def _verify_in_worker(truth: str, answer: str) -> bool:
 def _importable(name: str) -> Callable[..., bool]:
     """Return the function ``name`` from a module that a spawned process can import, too.
 
-    verl may load this file by its path, which makes a module that exists only in verl's process.
+    verl may load this file by its path, but other processes cannot import such a module.
     """
     root = str(Path(__file__).resolve().parents[2])
     if root not in sys.path:
@@ -111,7 +111,7 @@ def _importable(name: str) -> Callable[..., bool]:
 
 
 def _ready_worker() -> ProcessPoolExecutor:
-    """Return the started worker with its imports done; the first call takes seconds."""
+    """Return the worker, with its imports done; the first call starts it and takes seconds."""
     global _worker
     if _worker is None:
         # Forking a process that runs threads can deadlock.
@@ -135,8 +135,8 @@ def _end_worker() -> None:
 def symbolically_equal(truth: str, answer: str, timeout: float = SYMBOLIC_TIMEOUT) -> bool:
     """Return whether two LaTeX answers mean the same, or ``False`` after ``timeout`` seconds.
 
-    Any thread may call this function, which never raises. One comparison runs at a time, and its
-    time limit begins when it starts.
+    Any thread may call this function, which never raises. One comparison runs at a time; its time
+    limit does not include the wait for other comparisons.
     """
     if not answer or max(len(truth), len(answer)) > MAX_SYMBOLIC_CHARACTERS:
         return False

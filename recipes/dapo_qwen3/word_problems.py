@@ -10,7 +10,7 @@ from dataclasses import dataclass
 DATA_SOURCE = "word_problems"
 SPLIT_SIZES = {"train": 4096, "test": 256}
 
-#: Turns before each question. Without an example, the model does not write "Answer:".
+#: These turns precede each question, because a model without an example does not write "Answer:".
 EXAMPLE = (
     ("user", "Tom has 8 pencils and buys 5 more. How many pencils does Tom have?"),
     ("assistant", "Tom has 8 pencils. He buys 5 more, so he has 8 + 5 = 13 pencils.\n\nAnswer: 13"),
@@ -23,7 +23,7 @@ _BOXES = ("bags", "boxes", "jars", "shelves", "trays")
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of problem: its text, the range of each number, and the function for the answer."""
+    """A kind of problem: its text, each number's range, and a function from numbers to answer."""
 
     text: str
     numbers: tuple[tuple[int, int], ...]
