@@ -7,9 +7,9 @@
 # Where to look:
 #   --python PYTHON   the package that this interpreter imports (default: $PYTHON, or python3)
 #   --target DIR      the package in this folder: site-packages, or the root of a source tree
-# All patches are tried on a copy first; the package is changed by all of them or not at all.
+# All patches are tried on a copy first. The package gets all patches, or none if one does not apply.
 set -euo pipefail
-export LC_ALL=C # tools print English, which the script reads
+export LC_ALL=C # this script reads the tools' output, which must be English
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 
 PATCHES="$ROOT/patches"
@@ -64,8 +64,7 @@ finish() {
 trap finish EXIT
 trap 'exit 130' HUP INT TERM
 
-# Prints the name of each project that has a folder in patches/ (the folder's name without its
-# version), once each.
+# Prints the name of each project that has folders in patches/, named after project and version.
 upstreams() {
     local folder
     for folder in "$PATCHES"/*-[0-9]*/; do basename "${folder%-[0-9]*}"; done | sort -u
@@ -83,13 +82,13 @@ names() { cut -c 67- "$1"; }
 # Prints a folder's patches in order.
 series() { grep -v -e '^#' -e '^$' "$1/series"; }
 
-# Succeeds if the files in a folder have the checksums of a list.
+# Succeeds if the files in folder $1 have the checksums in list $2.
 matches() { (cd "$1" && sha256sum --check --status "$2" 2> /dev/null); }
 
-# Prints the files in a folder that do not have the checksums of a list, one per line.
+# Prints, one per line, the files in folder $1 whose checksums differ from list $2.
 differing() { (cd "$1" && sha256sum --check --quiet "$2" 2> /dev/null || true) | sed 's/: FAILED.*//'; }
 
-# Copies the files of a list of checksums to another folder.
+# Copies the files that list $2 names from folder $1 to folder $3.
 copy_files() { (cd "$1" && names "$2" | xargs -d '\n' cp -p --parents -t "$3"); }
 
 # Applies one patch to a copy, or reverts it with -R; prints only errors.
@@ -105,8 +104,9 @@ run_patch() {
     fi > "$WORK/log" 2>&1
 }
 
-# Replaces the package's files with those of a tree, each atomically and with the same mode. A file in
-# site-packages may be a hard link into a package manager's cache, which must not change.
+# Replaces the package's files with the files of a tree, each atomically and with the same mode. The
+# files are not written in place, because a file in site-packages may be a hard link into a package
+# manager's cache, which must not change.
 replace_files() {
     local tree="$1" file
     while read -r file; do
@@ -131,7 +131,7 @@ prepare() {
     done
 }
 
-# Sets STATE: applied, unpatched, or changed (neither the package's own files nor patched files).
+# Sets STATE: applied, unpatched, or changed (the files are neither the original nor the patched ones).
 find_state() {
     local pristine="$FOLDER/pristine.sha256"
     [ ! -d "$RECORD" ] || pristine="$RECORD/pristine.sha256"
@@ -139,11 +139,11 @@ find_state() {
     if [ -d "$RECORD" ] && matches "$PACKAGE_ROOT" "$RECORD/patched.sha256"; then
         STATE=applied
     elif matches "$PACKAGE_ROOT" "$pristine"; then
-        STATE=unpatched # if there is a record, the package was installed again
+        STATE=unpatched # a record may remain if the package was installed again
     fi
 }
 
-# Prints one line for every file with other changes, and ends the script.
+# Prints one line for every file that somebody else changed, and ends the script.
 refuse_changed() {
     local file patches lines=()
     local patches_in="$FOLDER" expected="$FOLDER/pristine.sha256" of="$NAME $VERSION"
@@ -235,7 +235,7 @@ find_package() {
     FOLDER="$PATCHES/$NAME-$VERSION"
     RECORD="$PACKAGE_ROOT/.sam_rollout-$NAME-$VERSION"
     [ -d "$FOLDER" ] && return
-    # A record is enough to undo the patches of another checkout.
+    # Patches of another checkout can be undone with the record that their application left.
     case "$ACTION" in undo | status) [ ! -d "$RECORD" ] || return 0 ;; esac
     die "$NAME $VERSION was found in $PACKAGE_ROOT; there are patches for" \
         "$NAME $(supported_versions)"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Trains pairs of runs without and with SAM in turn, and compares them. Both runs of a pair have the
 # same seed; each pair has another seed. The run without SAM comes first, because the run with SAM logs
-# that run's metrics beside its own. The first run on a machine also pays for reading files and for
-# compiling, which would count in favour of SAM. This happens mostly in the first step, so the
-# comparison leaves out the first step of all runs.
+# the metrics of both. The first run on a machine spends extra time on reading files and on compiling,
+# which would favour SAM. Most of this time falls into the first step, so the comparison leaves out the
+# first step of all runs.
 #
 #   scripts/compare.sh experiment=tiny_cpu                                  # three pairs of runs
 #   scripts/compare.sh experiment=tiny_cpu repeats=5 trainer.total_training_steps=20
@@ -16,8 +16,8 @@
 #                  trainer.total_training_steps=1
 #
 # The same command continues after an interruption. Finished runs are kept. A run with a checkpoint
-# (trainer.save_freq) is resumed. Any other run starts again in a new folder. repeats and skip_first may
-# change: runs are then added, or the same runs are compared again.
+# (trainer.save_freq) is resumed. Any other run starts again in a new folder. A later call may change
+# repeats, which adds runs, and skip_first, which compares the same runs again.
 #
 # Variables:
 #   OUTPUT_DIR   folder of the runs base-1, sam-1, base-2, ...; default outputs/compare/<experiment>.
@@ -90,7 +90,7 @@ OUTPUT_DIR="$(realpath -m "$OUTPUT_DIR")"
 PLAN="$OUTPUT_DIR/plan.txt"
 cd "$ROOT"
 
-declare -A OPTION=([base]=off [sam]=on) # side in run folders' names -> option of the group sam
+declare -A OPTION=([base]=off [sam]=on) # side in a run folder's name -> value of sam
 RUNS=()
 for ((pair = 1; pair <= REPEATS; pair++)); do RUNS+=("base-$pair" "sam-$pair"); done
 
@@ -114,7 +114,7 @@ command_of() {
     COMMAND=("${LAUNCH_WORDS[@]}" "experiment=$EXPERIMENT" "sam=${OPTION[$side]}"
         "run_dir=$OUTPUT_DIR/$1" "data.seed=$seed" "actor_rollout_ref.rollout.seed=$seed"
         "compare.group=$(basename "$OUTPUT_DIR")"
-        trainer.resume_mode=auto) # from the run's own checkpoints; a fresh folder has none
+        trainer.resume_mode=auto) # resumes from checkpoints in run_dir, if it has any
     # The run logs its metrics beside those of its pair's baseline, which has finished by then.
     [ "$side" = base ] || COMMAND+=("compare.baseline_run=$OUTPUT_DIR/base-$pair")
     COMMAND+=(${OVERRIDES[@]+"${OVERRIDES[@]}"})
@@ -138,7 +138,7 @@ show_plan() {
     [ -z "$DRY_RUN" ] || { compare_command; echo "    ${COMPARE_COMMAND[*]@Q}"; }
 }
 
-# Prints what defines the runs. A folder never mixes two comparisons, but repeats may be added.
+# Prints what defines the runs. A folder holds one comparison, to which further pairs may be added.
 plan_text() { printf '%s\n' "experiment=$EXPERIMENT" "seed=$SEED" ${OVERRIDES[@]+"${OVERRIDES[@]}"}; }
 
 compare_command() {
@@ -171,7 +171,7 @@ train() {
     trap 'kill -TERM "$RUN_PID" "$FOLLOWER_PID" 2> /dev/null || true' EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
-    wait "$FOLLOWER_PID" || true # both run in the background, so a signal is handled at once
+    wait "$FOLLOWER_PID" || true # bash handles signals at once while it waits
     wait "$RUN_PID" || status=$?
     trap - EXIT INT TERM
     case "$TIMEOUT_S:$status" in
@@ -184,7 +184,7 @@ train() {
 show_plan
 [ -z "$DRY_RUN" ] || exit 0
 mkdir -p "$OUTPUT_DIR"
-# Two scripts at once would train in the same folders.
+# The lock keeps two calls of this script from training in the same folders.
 exec 9> "$OUTPUT_DIR/.lock"
 flock -n 9 || die "another comparison is running in $OUTPUT_DIR"
 if [ -e "$PLAN" ] && [ "$(cat "$PLAN")" != "$(plan_text)" ]; then

@@ -4,9 +4,9 @@
 #
 #   scripts/launch_multinode.sh --nodes hosts.txt --config experiment=qwen3_32b_910c sam=on
 #
-# hosts.txt has one node per line, as ssh's destination; the head comes first. If the head's name does
-# not resolve to its address on the training network, add the address ("node-1 10.0.0.1"). Addresses of
-# other nodes are ignored. Every node needs the installed checkout at the same path. The variable SSH
+# Each line of hosts.txt is a node's destination for ssh; the first line is the head. If the head's name
+# does not resolve to its address on the training network, add the address ("node-1 10.0.0.1"). Addresses
+# of other nodes are ignored. Every node needs the installed checkout at the same path. The variable SSH
 # replaces the command ssh ("ssh -p 2222"). See --help, and docs/clusters.md for Slurm and Kubernetes.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"

@@ -6,7 +6,7 @@
 #   scripts/node.sh worker --node-rank 3 --num-nodes 8 --head-address 10.0.0.1
 #   scripts/node.sh doctor --experiment qwen3_32b_910c                   # is this node ready?
 #
-# Rank, number of nodes and the head's address are options or come from the environment: see
+# Options or environment variables give the rank, the number of nodes and the head's address: see
 # docs/clusters.md or scripts/node.sh --help. --print shows the commands without starting them.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
@@ -38,7 +38,7 @@ DEVICES="${DEVICES:-$(detect_devices "$DEVICE")}"
 FOUND="$(command -v "$PYTHON")" || die "no Python: run scripts/install.sh, or set PYTHON"
 PATH="$(dirname "$FOUND"):$PATH"
 
-# The doctor gets the environment of a run's processes: the vendor's paths, interfaces, limits.
+# The doctor runs in the environment of a run's processes: vendor's paths, interfaces, limits.
 if [ "$1" = doctor ]; then
     shift
     QUESTIONS=()
@@ -50,7 +50,7 @@ if [ "$1" = doctor ]; then
         esac
         [ $# -eq 0 ] || shift
     done
-    # The doctor's output may be JSON, so the environment's output goes to stderr.
+    # The doctor's output may be JSON, so the output of the vendor's scripts goes to stderr.
     # shellcheck disable=SC1090
     source "$ENVIRONMENTS/$DEVICE.sh" >&2
     exec "$PYTHON" -m sam_rollout.cli doctor --device "$DEVICE" ${QUESTIONS[@]+"${QUESTIONS[@]}"}

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs arbitrage with the tiny models on this machine's CPU: compares both models' steps, trains a
-# router on these comparisons, and lets every mode answer test problems, with and without drafts.
+# Runs Arbitrage (recipes/arbitrage) with the tiny models on this machine's CPU: compares the steps of
+# both models, trains a router on the comparisons, and answers test problems in every mode, with and
+# without drafts.
 #
 #   bash scripts/run_arbitrage_cpu.sh              # about 8 minutes on two cores
 #   bash scripts/run_arbitrage_cpu.sh --sides on   # options go to the report

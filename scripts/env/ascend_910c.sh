@@ -1,12 +1,12 @@
 # shellcheck shell=bash
-# Environment of an Ascend 910C node; scripts/node.sh sources it before Ray starts. Variables that the
-# shell has set are kept. INTERFACE is the network interface for training. This file was not run, because
-# there was no NPU; names and values follow verl's and cann-recipes-train's multi-node scripts. Settings
-# that are the same on all nodes (timeouts and buffers of HCCL, the task queue, memory) are in
-# configs/device/ascend_910c.yaml.
+# Sets the environment of an Ascend 910C node; scripts/node.sh sources this file before Ray starts.
+# Variables that the shell has set are kept. INTERFACE is the network interface for training. This file
+# was not run, because there was no NPU; names and values follow verl's and cann-recipes-train's
+# multi-node scripts. Settings that are the same on all nodes (timeouts and buffers of HCCL, the task
+# queue, memory) are in configs/device/ascend_910c.yaml.
 
-# CANN and ATB set paths of libraries and kernels, which torch_npu needs. The name of CANN's folder
-# depends on the version; if both names exist, they are the same folder.
+# CANN and ATB set paths of libraries and kernels, which torch_npu needs. CANN's folder has one of two
+# names, depending on the version; if both names exist, they name the same folder.
 ASCEND_ROOT="${ASCEND_ROOT:-/usr/local/Ascend}"
 if [ -f "$ASCEND_ROOT/cann/set_env.sh" ]; then
     source_if_there "$ASCEND_ROOT/cann/set_env.sh"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Makes .venv-ascend for tests/ascend: the Python code of vLLM and vllm-ascend on a CPU, without their
+# Makes .venv-ascend for tests/ascend, with the Python code of vLLM and vllm-ascend, but without their
 # kernels. scripts/test.sh ascend calls this script after scripts/install.sh cpu; a second call does
-# nothing. The source package of vllm-ascend stays in .cache/sdists, where tests try patches/ on it.
+# nothing. The source package of vllm-ascend stays in .cache/sdists for the tests of patches/.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -43,7 +43,7 @@ say "installing $(grep -c == "$CONSTRAINTS") pinned packages from constraints/as
 grep -v -E '^(vllm|vllm-ascend)==' "$CONSTRAINTS" > "$VENV/requirements.txt"
 CPU_TORCH=1 step "installing packages" "${INSTALL[@]}" -r "$VENV/requirements.txt"
 
-# vLLM and vllm-ascend are built with the installed packages; isolated builds would fetch a CUDA torch.
+# vLLM and vllm-ascend are built with the installed torch; an isolated build would fetch a CUDA torch.
 say "building $(pin vllm) and $(pin vllm-ascend) without kernels"
 export VLLM_TARGET_DEVICE=empty COMPILE_CUSTOM_KERNELS=0 SOC_VERSION=ascend910b1
 step "building vLLM" "${INSTALL[@]}" --no-build-isolation --no-binary vllm "$(pin vllm)"

@@ -1,8 +1,8 @@
 """Runs this node's part in a training run over many nodes; scripts/node.sh calls it.
 
-The head starts Ray, waits until every node has joined, runs the recipe, and watches the nodes. A
-worker starts Ray, joins, and stays until the head is gone. Both end only the processes that they
-started. (``ray symmetric-run`` would end every Ray on a machine.)
+The head starts Ray, waits until every node has joined, runs the recipe (the job), and watches the
+nodes. A worker starts Ray, joins, and stays until the head is gone. Head and worker end only the
+processes that they started. (``ray symmetric-run`` would end every Ray on a machine.)
 
 The exit status is the job's exit status, or 3 if the cluster was not complete, 4 if a node was
 lost, 5 if the configuration is refused, and 128 + n after signal n.
@@ -36,10 +36,10 @@ from cluster_processes import MARK, claim, end, end_all, of_cluster
 RAY_WITH_TOKEN = (2, 52)  # the first version of Ray that reads RAY_AUTH_MODE
 RANK_LABEL = "sam-rollout/rank"
 REPORT_S = 10.0  # time between two log lines that report the same state
-PROBE_S = 3.0  # time limit of a connection to a node that may be down
+PROBE_S = 3.0  # time limit for connecting to a node that may be down
 HEAD_GONE_PROBES = 3  # a worker stops after this number of failed connections to the head
 RAY_STOP_S, JOB_STOP_S = 30.0, 15.0
-# With Ray Serve's default of 30 s, a worker would try that long to reach a head that has ended.
+# With the default of 30 s, a worker would try for 30 s to reach a head that has ended.
 RAY_DRAIN_S = "0"
 RAY_STARTED = "Ray runtime started."
 RAY_ATTEMPTS, RAY_START_S = 3, 120.0  # a busy machine may need longer than Ray's own limit of 30 s
@@ -63,14 +63,14 @@ class Part:
         if self.rank == 0 and not options.config:
             raise ClusterError("nothing to run: give --config experiment=... [overrides]")
         self.devices, self.resource = options.devices_per_node, common.RESOURCES[options.device]
-        # Each user has one folder per cluster; the port identifies the cluster.
+        # Each user has one folder per cluster, and the port identifies the cluster.
         self.folder = Path(tempfile.gettempdir()) / f"sam-ray-{os.getuid()}-{self.port}"
-        # Ray puts sockets into its folder, and the length of their paths is limited.
+        # The path is short, because Ray puts sockets there, and a socket's path has a length limit.
         self.ray_folder, self.ray_log = self.folder / "ray", self.folder / "ray-start.log"
 
     @cached_property
     def head(self) -> str:
-        """The head's numeric address; Ray would look up a name, which may take long."""
+        """The head's numeric address; with a name, Ray would do a lookup, which may take long."""
         name, give = self.options.head_address, "give --head-address, or set MASTER_ADDR"
         try:
             address = socket.gethostbyname(name)
@@ -144,7 +144,7 @@ class Part:
 def write_nodes(address: str, resource: str, path: str) -> None:
     """Write the state of Ray's nodes to a file every second.
 
-    A failing Ray ends the process that asks it, so a separate process runs this function.
+    If Ray fails, it ends the process that asks for the state. So this function has its own process.
     """
     import ray
 
@@ -174,7 +174,7 @@ class Watch:
         self._process: subprocess.Popen | None = None
 
     def look(self) -> dict[int, dict[str, Any]]:
-        """Return rank -> last known state of its node; a node that rejoined counts as alive."""
+        """Return rank -> last known state of the node; a node that rejoined counts as alive."""
         if self._process is None or self._process.poll() is not None:
             of = (self._part.environment()["RAY_ADDRESS"], self._part.resource, str(self._path))
             command = [sys.executable, __file__, "write-nodes", *of]
@@ -241,7 +241,7 @@ def wait_until_complete(part: Part, ray: subprocess.Popen, watch: Watch) -> None
 def watch_job(
     part: Part, job: subprocess.Popen, ray: subprocess.Popen, watch: Watch
 ) -> tuple[int, list[str]]:
-    """Wait for the job's end; end the job if a node is lost; return status and lost nodes."""
+    """Wait for the job, or end it if a node is lost; return its status and the lost nodes."""
 
     def lost_nodes(answers: Callable[[dict[str, Any]], bool]) -> list[str]:
         if ray.poll() is not None:
@@ -328,7 +328,7 @@ def run_head(part: Part) -> int:
 
 def run_worker(part: Part) -> int:
     """Join the cluster when its head is up, stay until the head is gone; return the status."""
-    # In Kubernetes the head has no address before its pod is up, so its name is used.
+    # In Kubernetes the head has no address before its pod is up, so a worker uses its name.
     head, limit_s = f"{part.options.head_address}:{part.port}", part.options.timeout
     started, told_s, missed = time.monotonic(), -REPORT_S, 0
     while not is_open(part.options.head_address, part.port):

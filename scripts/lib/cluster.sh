@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Shared by node.sh and scripts/env/*.sh; to be sourced after common.sh.
+# node.sh sources this file after common.sh; scripts/env/*.sh use its functions, too.
 
 # Prints this machine's device, the default of --device.
 detect_device() {
@@ -43,7 +43,7 @@ set_default() {
     [ -n "${!1+set}" ] || export "$1=$2"
 }
 
-# Sources a vendor's script if the script exists; it may use unset variables.
+# Sources a vendor's script, which may use unset variables, if the script exists.
 source_if_there() {
     local status=0
     [ -f "$1" ] || return 0
@@ -52,7 +52,8 @@ source_if_there() {
     source "$1"
     status=$?
     set -eu
-    # A failing status is ignored: the last line may be a condition such as "[ -f x ] && source x".
+    # A failing status is not an error, because the script's last line may be a condition, such as
+    # "[ -f x ] && source x".
     [ "$status" -eq 0 ] || say "$1 ended with status $status: look there if something is missing"
 }
 
@@ -64,7 +65,7 @@ raise_open_files() {
         || say "open files stay at $now, $wanted are advised: raise the limit (ulimit -Hn)"
 }
 
-# Preloads the first of these libraries that exists.
+# Preloads the first library among the arguments that exists.
 preload_first() {
     local library
     for library in "$@"; do
@@ -88,13 +89,13 @@ option() {
     done
 }
 
-# Ends with the exit status for an incomplete cluster.
+# Prints an error, and exits with the status for an incomplete cluster.
 no_cluster() {
     echo "error: $*" >&2
     exit 3
 }
 
-# Prints the value of the first of these variables that is set.
+# Prints the value of the first variable among the arguments that is set.
 first_number() {
     local name
     for name in "$@"; do
@@ -110,15 +111,15 @@ need() {
     [ -n "$2" ] || no_cluster "$1 is not known: give $3, or set ${or// / or }"
 }
 
-# Sets OWN_RANK, NAMES and HEAD from a role and its options, from variables, or from host names.
-# Variables that count nodes take precedence over RANK and WORLD_SIZE, which may count processes.
+# Sets OWN_RANK, NAMES and HEAD from options, from environment variables, or from host names. Variables
+# that count nodes take precedence over RANK and WORLD_SIZE, which may count processes.
 find_place() {
     local own stem="" number="" nodes said domain n ask names=()
     local rank_variables=(NODE_RANK SLURM_NODEID JOB_COMPLETION_INDEX RANK)
     local nodes_variables=(NNODES SLURM_JOB_NUM_NODES WORLD_SIZE)
     own="${SLURMD_NODENAME:-$(uname -n)}"
     if [ -n "${KUBERNETES_SERVICE_HOST:-}" ] && [[ "$own" =~ ^(.+)-([0-9]+)$ ]]; then
-        stem="${BASH_REMATCH[1]}" number="${BASH_REMATCH[2]}" # a StatefulSet's pod
+        stem="${BASH_REMATCH[1]}" number="${BASH_REMATCH[2]}" # the host name of a StatefulSet's pod
     fi
 
     OWN_RANK="$(option --node-rank "$@")"

@@ -37,7 +37,7 @@ signals: list[int] = []  # received signals
 
 
 def listen() -> None:
-    """Record signals; only ``pause`` reacts to them, so nothing else is interrupted."""
+    """Record signals; only ``pause`` reacts to signals, so nothing else is interrupted."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: signals.append(number))
 
@@ -52,13 +52,13 @@ def pause(seconds: float) -> None:
 
 
 def show(line: str, to: int = 1) -> None:
-    """Print a line without a buffer, which could not be flushed if the reader has ended."""
+    """Print a line without a buffer: if the reader has ended, a buffer could not be flushed."""
     with contextlib.suppress(OSError):  # the reader has closed the pipe (``| head``)
         os.write(to, f"{line}\n".encode())
 
 
 def say(message: str) -> None:
-    """Announce an action of this program; the launcher shows such lines of every node."""
+    """Print what this program does; the launcher shows such lines of every node."""
     show(f"==> {message}")
 
 

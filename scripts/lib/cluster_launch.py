@@ -1,7 +1,7 @@
 """Runs scripts/node.sh on every node over ssh; scripts/launch_multinode.sh calls it.
 
-Each node runs scripts/lib/cluster.py, which reads Ray's token from standard input and ends when
-this input closes. So no process remains if this program is killed.
+Each node runs scripts/lib/cluster.py, which reads Ray's token from standard input and ends when the
+input closes. So if this program is killed, no process remains on the nodes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import NamedTuple
 import cluster_common as common
 from cluster_common import EXIT_NO_CLUSTER, POLL_S, REPOSITORY, ClusterError, say, show, tell_error
 
-# ssh must not ask for a password. It has to notice within a minute that the other side is gone.
+# ssh must not ask for a password, and has to notice within a minute that the other side is gone.
 SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
 END_S = 90.0  # time limit for a node's part to end
-# Variables with the paths of model and data. Workers use only the model's path.
+# These variables hold the paths of model and data. Workers use only the model's path.
 PASSED_ON = ("MODEL_PATH", "TRAIN_FILE", "TEST_FILE")
 SHOWN = ("==> ", "error: ")  # a worker's lines are shown if they begin with these
 
@@ -76,7 +76,7 @@ def resolve(name: str) -> str:
 
 
 class Remote:
-    """Runs a node's part over ssh. Its output goes to a file, and some lines to the terminal."""
+    """Runs a node's part over ssh; writes its output to a file, and shows some of its lines."""
 
     def __init__(self, name: str, command: list[str], token: str, log: Path, head: bool) -> None:
         self.name, self.log, self.joined, self._head = name, log, False, head
@@ -173,7 +173,7 @@ def launch(options: argparse.Namespace, targets: list[Target]) -> int:
 
 
 def wait(head: Remote, *workers: Remote) -> int:
-    """Wait until the head ends, or a worker ends before it joined; return the exit status."""
+    """Wait until the head ends, or a worker ends before it has joined; return the exit status."""
     ended: set[Remote] = set()
     while head.status is None:
         common.pause(POLL_S)

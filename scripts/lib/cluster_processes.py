@@ -1,8 +1,8 @@
 """Finds and ends the processes of a cluster on this node.
 
-Every process of a cluster inherits the environment variable `MARK`, and has its log open in the
-cluster's folder. Both marks are needed, because Ray's workers change their titles, which erases
-their environments.
+A process of a cluster is recognised by the environment variable `MARK`, which it inherits, or by
+its log file, which it has open in the cluster's folder. The variable is not enough, because Ray's
+workers change their titles, which erases their environments.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def end_all(processes: Iterable[psutil.Process], patience_s: float = 0.0) -> Non
 
 
 def end(process: subprocess.Popen, patience_s: float) -> None:
-    """Send a child SIGTERM, on which it ends its own children, and SIGKILL after ``patience_s``."""
+    """Send a child SIGTERM, on which it ends its children, and SIGKILL after ``patience_s``."""
     process.terminate()
     try:
         process.wait(timeout=patience_s)

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Shared by the scripts of this project; to be sourced.
+# The project's scripts source this file.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 CACHE_DIR="$ROOT/.cache"
@@ -12,7 +12,7 @@ die() {
     exit 1
 }
 
-# Sets FOUND_PYTHON to the first of these commands that exists, or an interpreter on PATH.
+# Sets FOUND_PYTHON to the first command among the arguments that exists, else to a Python on PATH.
 find_python() {
     local candidate
     for candidate in "$@" "python$PYTHON_VERSION" python3; do
@@ -24,7 +24,7 @@ find_python() {
     die "no Python on PATH: install Python $PYTHON_VERSION, or name it with PYTHON="
 }
 
-# Sets UV to the command that runs uv with pip's settings, and fetches uv into .cache if needed. With
+# Sets UV to a command that runs uv with pip's settings and fetches uv into .cache if needed. With
 # CPU_TORCH=1, uv takes the CPU build of torch. Arguments: interpreters whose pip may fetch uv.
 # shellcheck disable=SC2034  # scripts that source this file use it
 find_uv() {

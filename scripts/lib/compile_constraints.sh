@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compiles constraints/{cpu,cuda,ascend,ascend-tests}.txt from constraints/<profile>.overrides.txt and
 # pyproject.toml (extras <profile>, dashboard and dev; for ascend-tests the extra dev and
-# constraints/ascend-tests.in). It reads package metadata only and installs nothing.
+# constraints/ascend-tests.in). The script reads package metadata only and installs nothing.
 #   scripts/lib/compile_constraints.sh [cpu|cuda|ascend|ascend-tests ...] [-- uv options, e.g. --upgrade]
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -23,7 +23,7 @@ for profile in "${PROFILES[@]}"; do
     case "$profile" in
         cpu) platform="x86_64-manylinux_2_28"; cpu_torch=1 ;;
         cuda) platform="x86_64-manylinux_2_28" ;;
-        # Ascend servers have Arm hosts; only for Arm is the registry's torch 2.10 a CPU build.
+        # Ascend servers have Arm hosts. The registry's torch 2.10 is a CPU build only for Arm.
         ascend) platform="aarch64-manylinux_2_34" ;;
         ascend-tests)
             platform="x86_64-manylinux_2_28"

@@ -1,8 +1,6 @@
 """Shows a training run's progress, one line per event, until the run's process ends.
 
-    python scripts/lib/follow_run.py RUN_DIR --pid PID
-
-The run writes its log to RUN_DIR/log.txt and its records below RUN_DIR/sam.
+python scripts/lib/follow_run.py RUN_DIR --pid PID
 """
 
 import argparse
@@ -54,9 +52,9 @@ class Follower:
             steps = self._folder.read_train_steps()
         except RunFolderError:
             steps = {}
-        if not steps:  # no step has ended yet, or the first one is being written
+        if not steps:  # no training step has ended yet
             return
-        # The number of steps is None if the number of epochs decides when the run ends.
+        # The number of training steps is None if a number of epochs decides when the run ends.
         total = self._folder.read_starts()[-1].config["trainer"]["total_training_steps"]
         for step, metrics in sorted(steps.items())[self._shown :]:
             shown = (

@@ -1,4 +1,4 @@
-"""Prints a summary of all JUnit files in a folder, in one line like the last line of pytest.
+"""Prints one line, like pytest's last line, that sums up all JUnit files in a folder.
 
 python sum_junit.py <folder> <seconds> [part that failed ...]
 """
@@ -26,7 +26,7 @@ def results_of(path: Path) -> Counter[str]:
 
 
 def closing_line(folder: Path, seconds: str, failed_parts: Iterable[str] = ()) -> str:
-    """Return the line with the sums over all ``*.xml``; each file is named after its part of tests.
+    """Return the line with the sums over all ``*.xml``; a file has the name of its part of tests.
 
     A part in `failed_parts` counts as at least one failure.
     """

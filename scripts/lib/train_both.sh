@@ -1,13 +1,13 @@
 # shellcheck shell=bash
 # Trains an experiment on this machine's CPU without and with SAM, and compares the runs.
 #
-# To be sourced with EXPERIMENT, OUTPUT_DIR and PYTHON. Arguments: further options of the group sam,
-# then Hydra overrides for all runs. TIMEOUT_S limits the seconds of a run.
+# A script sources this file after it has set EXPERIMENT, OUTPUT_DIR and PYTHON. Arguments are further
+# values of sam, such as joined, then Hydra overrides for all runs. TIMEOUT_S limits the seconds of a run.
 
 # The time limit ends a run that hangs, for example because its engine died during a weight sync.
 TIMEOUT_S=${TIMEOUT_S:-3600}
 
-# Training on a CPU needs no network, no tracker's account and no telemetry.
+# Training on a CPU works without network, wandb account and usage statistics.
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 WANDB_MODE=${WANDB_MODE:-offline}
 export RAY_USAGE_STATS_ENABLED=0 VLLM_NO_USAGE_STATS=1
 
@@ -28,7 +28,7 @@ train() {  # train <off|on> [overrides...]
     trap - EXIT
 }
 
-# Options of the group sam come first, overrides after them.
+# Words without "=" are further values of sam.
 SIDES=(on)
 while [[ "${1:-}" =~ ^[a-z_]+$ ]]; do
     SIDES+=("$1")
