@@ -1,4 +1,4 @@
-"""Defines the results that checks of a configuration may have: a fact, a note, or an error."""
+"""Defines what a check of a configuration may report: a fact, a note, or an error."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from sam_rollout.config import ConfigError
 
-Rule = tuple[str, Any, bool, str]  # field, value, whether the value is right, what is allowed
+Rule = tuple[str, Any, bool, str]  # setting, its value, whether that is right, and what is allowed
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def hold(rules: Iterable[Rule]) -> None:
     """Check rules in order.
 
     Raises:
-        ConfigError: The first rule that does not hold.
+        ConfigError: A rule does not hold. The error names the first such rule.
     """
     for field, value, right, allowed in rules:
         if not right:

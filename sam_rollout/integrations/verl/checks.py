@@ -1,7 +1,7 @@
 """Checks a run's settings, data, model and code, and the checkpoint from which it resumes.
 
-The run itself, ``--check-only``, ``--dry-run`` and the doctor run these checks. Large packages
-are imported only by verl's own checks (verl) and by the check of data (`datasets`).
+The run itself, ``--check-only``, ``--dry-run`` and the doctor run these checks. Functions import
+large packages (verl, `datasets`, transformers, torch) only when they need them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,14 +41,14 @@ from sam_rollout.sources import check_sources
 from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.records import RunFolderError, value_at
 
-DTYPES = ("bfloat16", "float16", "float32")  # vLLM's batch-invariant kernels take these
+DTYPES = ("bfloat16", "float16", "float32")  # dtypes of vLLM's batch-invariant kernels
 
 
 @dataclass(frozen=True)
 class RunCheck:
-    """One check: its subject, and the function that checks it.
+    """One check: a subject, such as the model, and the function that checks this subject.
 
-    The function yields facts and notes. It raises `ConfigError` if the run cannot work.
+    The function yields facts and notes, and raises `ConfigError` if the run cannot work.
     """
 
     what: str
@@ -56,7 +56,7 @@ class RunCheck:
 
 
 def settled(config: DictConfig) -> RunConfig:
-    """Read our settings, check them against verl's settings, and decide what users left open.
+    """Read our settings, check them against verl's, and decide settings that users left open.
 
     Raises:
         ConfigError: A setting is wrong.
@@ -115,9 +115,9 @@ def _drafting_rules(config: DictConfig, run: RunConfig) -> Iterator[Rule]:
     if not run.sam.enabled:
         return
     rollout, data, k = config.actor_rollout_ref.rollout, config.data, run.sam.max_draft_tokens
-    # If one request's text with its k drafts ends less than k tokens before max_model_len, no
-    # request gets drafts in this step (vLLM's `_input_fits_in_drafter`). So texts need room for 2 k
-    # more tokens. One token less is enough, because the last token of a text is never scored.
+    # vLLM drafts for no request if one text with its k draft tokens ends less than k tokens before
+    # max_model_len (`_input_fits_in_drafter`). Texts therefore need room for 2 k - 1 more tokens;
+    # 2 k are not needed, because the last token of a text is never scored.
     length = rollout.max_model_len
     needed = data.max_prompt_length + data.max_response_length - 1 + 2 * k
     long_enough = (
@@ -141,7 +141,7 @@ def _drafting_rules(config: DictConfig, run: RunConfig) -> Iterator[Rule]:
 
 
 def batch_invariance_rules(config: DictConfig, run: RunConfig) -> Iterator[Rule]:
-    """Yield rules on `batch_invariant`, environment, device, attention backend and dtype."""
+    """Yield the rules for `batch_invariant`, and for the device and engine settings it needs."""
     field, wanted = f"{run.sampler.PATH}.batch_invariant", run.sampler.batch_invariant
     given = run_variables(config).get(BATCH_INVARIANT_ENV)
     agrees = given is None or (given != "0") == wanted
@@ -208,17 +208,15 @@ FILES = (
     RunCheck("data", lambda config, _run: check_data(config)),
 )
 RUN_CHECKS = (*SETTINGS, *FILES)
-# A run starts with `RUN_CHECKS`. verl's own checks follow once environment variables are set.
+# A run starts with `RUN_CHECKS`. verl's own checks come later, because verl may be imported only
+# when the run's environment variables are set.
 ALL_CHECKS = (*RUN_CHECKS, RunCheck("verl's own checks", check_with_verl))
 
 
 def check(
     config: DictConfig, checks: Sequence[RunCheck] = RUN_CHECKS, *, planned: bool = False
 ) -> RunConfig:
-    """Check a composed configuration, and print its notes.
-
-    With `planned`, missing data and models only cause notes.
-    """
+    """Run `checks` on a composed configuration, and print the notes; for `planned` see `ask`."""
     run = settled(config)
     for one in checks:
         for said in ask(one, config, run, planned=planned):

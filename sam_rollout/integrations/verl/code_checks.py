@@ -1,7 +1,7 @@
 """Checks that the reward function, agent loops and other code of the user can be loaded.
 
-verl loads such code in its workers, after models and engines have started. These checks load it
-earlier, in a separate interpreter.
+verl loads the user's code in its workers, after models and engines have started. These checks load
+the code earlier, in a separate interpreter.
 """
 
 import json
@@ -21,27 +21,27 @@ LIMIT_S = 60
 REWARD = "reward.custom_reward_function"
 FILTER_METRIC = "algorithm.filter_groups.metric"
 AGENT = "actor_rollout_ref.rollout.agent"
-# Pairs of settings. The first names a file or module; the second, if any, names an object in it.
+# Pairs of settings: the first names a file or module, the second (if any) an object in that file.
 _OTHER_CODE = (
     ("data.custom_cls.path", "data.custom_cls.name"),
     ("data.sampler.class_path", "data.sampler.class_name"),
     ("actor_rollout_ref.model.external_lib", None),
 )
-# Settings that name files. verl opens these files after all processes have started.
+# Settings that name files, which verl opens only after all processes have started.
 _OTHER_FILES = (
     "actor_rollout_ref.rollout.multi_turn.tool_config_path",
     "actor_rollout_ref.rollout.multi_turn.function_tool_path",
     "actor_rollout_ref.rollout.multi_turn.interaction_config_path",
 )
-_OWN_MANAGERS = {"dapo", "gdpo", "naive", "rate_limited", "remote"}  # verl 0.9.1 registers them
+_OWN_MANAGERS = {"dapo", "gdpo", "naive", "rate_limited", "remote"}  # verl 0.9.1's managers
 _OWN_LOOPS = {"single_turn_agent", "tool_agent"}
-# verl gives every response a metric of this name: the score of its reward.
+# verl's name of a metric that every response has: the score of the response's reward.
 _CANONICAL_REWARD = "reward"
 
-# A program that loads one object as verl does (verl.utils.import_utils.load_extern_object). It
-# prints a JSON object. `wrong` is an error about the object's name, or "". `figures` are the names
-# of the numbers that a reward returns. The program ends with the status `_LOADED`, because a module
-# may end the program with the status 0 during its import.
+# This program loads one object as verl does (verl.utils.import_utils.load_extern_object), and
+# prints a JSON object. The key `wrong` has an error about the object's name, or "". The key
+# `figures` has the names of the numbers that a reward returns. A loaded object is reported by the
+# exit status `_LOADED`, because an imported module may end the program with status 0.
 _LOADED = 64
 _LOAD = """
 import importlib, importlib.util, json, os, sys
@@ -62,7 +62,7 @@ os._exit(64)  # without exit handlers, which may print after that line
 
 
 def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
-    """Load the reward function and its manager; check that the reward has the filter's metric."""
+    """Load the reward function and its manager; check that it returns the filter's metric."""
     manager = config.reward.reward_manager
     place, allowed = "reward.reward_manager", f"must be one of {', '.join(sorted(_OWN_MANAGERS))}"
     allowed += f", or set {place}.source=importlib and module.path"
@@ -108,7 +108,7 @@ def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
 
 
 def check_other_code(config: DictConfig) -> Iterator[Fact]:
-    """Load the user's classes of data sets and samplers, and check that the tools' files exist."""
+    """Load the user's data set, sampler and model code, and check that files of tools exist."""
     for where, name in _OTHER_CODE:
         if path := OmegaConf.select(config, where):
             wanted = OmegaConf.select(config, name) if name else None
@@ -123,9 +123,9 @@ def check_other_code(config: DictConfig) -> Iterator[Fact]:
 def _load(
     config: DictConfig, where: str, path: str | None, field: str, name: str | None
 ) -> dict[str, Any] | None:
-    """Load an object with the program `_LOAD`; return its output, or None after `LIMIT_S` seconds.
+    """Load an object with the program `_LOAD`; return the program's output, None if it is too slow.
 
-    `path` is the value of the setting `where`. `name` is the value of the setting `field`.
+    `path` is the value of the setting `where`, and `name` is the value of the setting `field`.
     """
     file = (path or "").removeprefix("file://")
     is_file = file.endswith(".py") and not file.startswith("pkg://")

@@ -54,7 +54,7 @@ def check_data(config: DictConfig) -> Iterator[Fact | Note]:
 
 
 def data_files(field: str, given: Any) -> list[str]:
-    """Return the files of a setting as a list."""
+    """Return the files that a setting names, as a list."""
     files = list(given) if isinstance(given, list | ListConfig) else [given]
     right = bool(files) and all(isinstance(file, str) and file for file in files)
     allowed = "must be a path or a list of paths"
@@ -75,7 +75,7 @@ def _rows(field: str, files: list[str]) -> Iterator[Row]:
             yield from datasets.load_dataset(
                 LOADERS[path.suffix], data_files=str(path), split="train", streaming=True
             )
-        except Exception as error:  # `datasets` raises errors of many types.
+        except Exception as error:  # `datasets` raises many types of errors.
             said = " ".join(str(error.__cause__ or error).split())
             raise ConfigError(field, file, f"cannot be read: {said}") from error
 
@@ -136,7 +136,7 @@ def _length_filter(config: DictConfig) -> Callable[[Row], bool]:
             text = tokenizer.apply_chat_template(
                 row[data.prompt_key], add_generation_prompt=True, tokenize=False, **options
             )
-        except Exception:  # verl drops such a row, too.
+        except Exception:  # verl also drops rows that break the template.
             return False
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         return len(ids) <= data.max_prompt_length

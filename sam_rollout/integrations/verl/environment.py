@@ -20,12 +20,12 @@ def experiment_variables(config: DictConfig) -> dict[str, str]:
 
 
 def run_variables(config: DictConfig) -> dict[str, str]:
-    """Return the shell's environment variables, and those that only the experiment sets."""
+    """Return the shell's environment variables, and variables that only the experiment sets."""
     return {**experiment_variables(config), **os.environ}
 
 
 def environment_notes(config: DictConfig) -> list[str]:
-    """Return a note for each environment variable with different values in shell and experiment."""
+    """Return a note for each environment variable that shell and experiment set differently."""
     return [
         f"{name}={os.environ[name]} is set in the shell and wins; the experiment says {value} "
         f"(unset {name} to use that)"
@@ -35,10 +35,7 @@ def environment_notes(config: DictConfig) -> list[str]:
 
 
 def environment(config: DictConfig, run: RunConfig) -> dict[str, str]:
-    """Return the environment variables of every process of the run, on every node.
-
-    Values from the shell take precedence.
-    """
+    """Return the environment variables of the run's processes; the shell's values win."""
     run_dir = Path(config.run_dir).absolute()
     variables = {
         "TENSORBOARD_DIR": str(run_dir / "tensorboard"),

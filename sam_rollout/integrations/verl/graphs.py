@@ -1,9 +1,8 @@
 """Chooses the sizes of the captured graphs (CUDA or ACL) that a rollout decodes with.
 
-Sizes of graphs (``cudagraph_capture_sizes``) count tokens. An engine with k draft tokens per
-request decodes 1 + k tokens per request. With drafts, graphs are therefore captured for each given
-size and for 1 + k times that size. So there are graphs for the same numbers of requests with drafts
-as without.
+The size of a graph (in ``cudagraph_capture_sizes``) is a number of tokens. A request with k draft
+tokens has 1 + k tokens in a decoding step. With drafts, graphs are captured for each given size and
+for 1 + k times that size, so that as many requests fit into a graph as without drafts.
 """
 
 from omegaconf import DictConfig, OmegaConf
@@ -13,9 +12,9 @@ from sam_rollout.config import SamConfig
 MODE = "actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config.cudagraph_mode"
 SIZES = "actor_rollout_ref.rollout.cudagraph_capture_sizes"
 VERLS_MODE = "FULL_AND_PIECEWISE"  # verl's default
-# Only decoding steps have (full) graphs; all other steps run without graphs.
+# vLLM's mode in which decoding steps have full graphs, and all other steps have none.
 DECODE_ONLY = "FULL_DECODE_ONLY"
-ENGINES_LARGEST = 512  # tokens; the engine's largest graph if no sizes are given
+ENGINES_LARGEST = 512  # tokens in the engine's largest graph if no sizes are given
 
 
 def graph_mode(config: DictConfig) -> str:
@@ -34,7 +33,7 @@ def capture_sizes(config: DictConfig, sam: SamConfig) -> list[int]:
     """Return the sizes to capture, in tokens; empty if the engine chooses them or captures none."""
     rollout = config.actor_rollout_ref.rollout
     given = [] if rollout.enforce_eager else list(rollout.cudagraph_capture_sizes or ())
-    # Piecewise graphs of the given sizes suffice if only few requests have drafts.
+    # Without a drafting model, few requests have drafts, and graphs of the given sizes suffice.
     if "FULL" not in graph_mode(config) and not sam.drafts_with_model:
         return given
     each = tokens_per_request(sam)
@@ -51,10 +50,10 @@ def covered_requests(config: DictConfig, sam: SamConfig) -> int:
 
 
 def filled_up_requests(config: DictConfig, sam: SamConfig) -> int:
-    """Return the largest number of requests that get padding drafts while the gate is closed.
+    """Return the largest number of requests whose drafts are padded while the gate is closed.
 
-    Padding completes the drafts of each request to k tokens. ``padding_by_rows`` makes the same
-    decision at run time, from the engine's captured graphs.
+    Padding completes each draft to k tokens. At run time, ``padding_by_rows`` decides about padding
+    from the engine's captured graphs.
     """
     if not sam.enabled:
         return 0

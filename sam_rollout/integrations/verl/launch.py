@@ -40,7 +40,7 @@ def validate(config: DictConfig) -> None:
             use_reference_policy=need_reference_policy(config),
             use_critic=need_critic(config),
         )
-        # verl builds this dataclass only in its workers, after the model is loaded.
+        # verl's workers build this dataclass only after they have loaded the model.
         omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
     except (AssertionError, InstantiationException, NotImplementedError, ValueError) as error:
         cause = error.__cause__ if isinstance(error, InstantiationException) else None
@@ -116,8 +116,7 @@ def launch(config: DictConfig, run: RunConfig) -> None:
 
         def init_agent_loop_manager(self) -> None:
             super().init_agent_loop_manager()
-            # Wait for the workers' imports (half a minute), which would count as part of the first
-            # rollout.
+            # The first rollout's time must not include the workers' imports (half a minute).
             workers = self.agent_loop_manager.agent_loop_workers
             ray.get([worker.__ray_ready__.remote() for worker in workers])
 

@@ -38,7 +38,7 @@ def _devices(config: DictConfig) -> int:
 
 
 def is_separate(config: DictConfig) -> bool:
-    """Whether the engines that sample training responses have devices of their own."""
+    """Return whether the engines that sample training responses have devices of their own."""
     return config.trainer.v1.trainer_mode == SEPARATE_NAME
 
 
@@ -91,7 +91,6 @@ def _megatron_layout(config: DictConfig, layers: int) -> TrainingLayout:
 
 
 def _stage_layers(config: DictConfig, layers: int) -> tuple[int, ...]:
-    """Return the number of layers of each pipeline stage."""
     megatron = config.actor_rollout_ref.actor.megatron
     stages = megatron.pipeline_model_parallel_size
     overrides = megatron.override_transformer_config
@@ -194,7 +193,8 @@ def _rollout_rules(config: DictConfig, run: RunLayout) -> Iterator[Rule]:
         yield expert, layout.expert, layout.expert == replica, allowed
         yield _divides(expert, layout.expert, shape.experts, "model_shape.experts")
     product = f"{ROLLOUT}.{{tensor_model,data}}_parallel_size"
-    yield _divides(product, replica, run.training.devices, ALL_DEVICES)  # validation uses them all
+    # Validation uses all devices.
+    yield _divides(product, replica, run.training.devices, ALL_DEVICES)
     yield _divides(product, replica, layout.devices, f"{ROLLOUT}.nnodes * n_gpus_per_node")
     yield _fits(product, replica, node, "trainer.n_gpus_per_node")
     if is_separate(config):

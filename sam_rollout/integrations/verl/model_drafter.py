@@ -19,7 +19,7 @@ from sam_rollout.sizing.memory import BF16, rollout_weights
 from sam_rollout.sizing.parallelism import DrafterSize, RolloutLayout
 from sam_rollout.sizing.shape import ModelShape
 
-# Usual draft vocabulary of public heads (docs/draft_models.md); assumed if the files are missing.
+# Usual draft vocabulary of public heads (docs/draft_models.md), for heads whose files are missing.
 USUAL_VOCABULARY = 32_000
 # Keys that a config.json has only if the model reads more than text.
 _OTHER_INPUTS = ("vision_config", "audio_config", "text_config", "thinker_config")
@@ -103,11 +103,11 @@ def _rules_of_matrices(config: DictConfig, shape: ModelShape) -> Iterator[tuple[
 
 
 def with_first_head(config: DictConfig, sam: SamConfig) -> SamConfig:
-    """Return the settings for engines and trainer; if a new head is written, they name its folder.
+    """Return settings that name the folder of the head with which the run begins.
 
     A run that trains a head, but names none, begins with a new head with random weights.
     """
-    sources: Any = sam.sources  # it has a field for each registered source
+    sources: Any = sam.sources  # one field for each registered source
     if not (sam.enabled and sources.model.trains) or sources.model.path:
         return sam
     folder = Path(config.trainer.default_local_dir).absolute() / FIRST_HEAD_FOLDER
@@ -166,7 +166,7 @@ def drafter_notes(config: DictConfig, sam: SamConfig) -> Iterator[str]:
 
 
 def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
-    """Return the drafter's memory on one device, and a phrase that names the number's source."""
+    """Return the drafter's memory on one device, and a text that says where the number is from."""
     model = sam.sources.model
     tensor = model.options.get("draft_tensor_parallel_size") or layout.rollout.tensor
     if sam.drafts_with_model:
@@ -182,8 +182,8 @@ def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
             )
         if model.method == "eagle3":
             head = read_head(model.folder, f"{model.PATH}.path")
-            # The head uses the policy's embedding. It also uses the policy's output layer if it
-            # drafts from the whole vocabulary and has no own output layer.
+            # A head shares the policy's embedding. A head with the whole vocabulary, but without an
+            # output layer of its own, also shares the policy's output layer.
             own = head.shape.vocabulary * head.shape.hidden_size
             whole = head.shape.draft_vocabulary == head.shape.vocabulary
             output = own if whole and head.has_output else 0
@@ -206,6 +206,6 @@ def _head_size(shape: HeadShape, more: int, tensor: int) -> DrafterSize:
 
 
 def _sizes_of(policy: ModelShape) -> dict[str, int]:
-    # With experts, `ModelShape` has no intermediate size. Qwen3's config.json then has 3 * hidden.
+    # A `ModelShape` with experts has no intermediate size, which is 3 * hidden in Qwen3's models.
     intermediate = policy.intermediate or 3 * policy.hidden
     return {**_config_of(policy), "intermediate_size": intermediate}

@@ -24,12 +24,12 @@ OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
 DOWNLOAD = "copy or download it again"
 # Sizes of attention heads that vLLM 0.31 supports on CPUs (its `get_supported_head_sizes`).
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-# Kinds of rotary embedding. max_position_embeddings limits the text's length only with these kinds.
+# Kinds of rotary embedding for which max_position_embeddings limits the length of a text.
 PLAIN_ROPE = (None, "default", "mrope", "llama3")
 
 
 def find_folder(config: DictConfig, path: str) -> Path | None:
-    """Return a model's folder (the path, or its copy in the hub's cache); None if it is missing."""
+    """Return a model's folder (`path`, or a copy in the hub's cache); None if there is none."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
@@ -46,7 +46,6 @@ def is_hub_name(path: str) -> bool:
 
 
 def _hub_cache(config: DictConfig) -> Path:
-    """Return the folder where the hub's client caches its downloads."""
     variables = run_variables(config)
     home = variables.get("HF_HOME", "~/.cache/huggingface")
     return Path(variables.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
@@ -67,8 +66,7 @@ def read_config(config: DictConfig) -> dict[str, Any] | None:
 def policy_shape(config: DictConfig) -> tuple[ModelShape, str]:
     """Return the policy's sizes, and the name of their source.
 
-    The source is the model's config.json, or the group `model_shape` if that file is missing or
-    lacks the known keys.
+    The source is config.json, or `model_shape` if that file is missing or lacks the known keys.
     """
     own = read_config(config)
     shape = ModelShape.of_model(own) if own else None
@@ -78,7 +76,7 @@ def policy_shape(config: DictConfig) -> tuple[ModelShape, str]:
 
 
 def check_model(config: DictConfig) -> Iterator[Fact | Note]:
-    """Check the policy's files, and that the engine can run texts of the configured length."""
+    """Check the policy's files, and whether the engine can run texts of the configured length."""
     path = config.actor_rollout_ref.model.path
     named = bool(path) and isinstance(path, str)
     hold([*_lora_rules(config), (PATH, path, named, "must be a folder, or a name on the hub")])
@@ -115,8 +113,8 @@ def _elsewhere(config: DictConfig, path: str) -> Note:
 def _lora_rules(config: DictConfig) -> Iterator[Rule]:
     """Refuse LoRA unless its matrices are merged into the weights that verl sends to engines.
 
-    verl 0.9.1 first sends the base model's weights under LoRA's names for them (``base_layer``).
-    vLLM 0.31 does not find tied weights under these names. Without tied weights, verl calls a
+    verl 0.9.1 first sends the base model's weights under names that contain ``base_layer``. Under
+    these names, vLLM 0.31 does not find tied weights. If a model has no tied weights, verl calls a
     method that vLLM 0.31 lacks (``get_unstacked_mapper``). In both cases the engine fails.
     """
     model = config.actor_rollout_ref.model

@@ -1,7 +1,7 @@
 """Refuses to resume from the checkpoints of another run.
 
-``trainer.resume_mode=auto`` loads any checkpoint in ``trainer.default_local_dir``, even if a run of
-another configuration wrote it.
+``trainer.resume_mode=auto`` loads any checkpoint in ``trainer.default_local_dir``, even if a run
+with another configuration wrote that checkpoint.
 """
 
 import os
@@ -21,7 +21,7 @@ from sam_rollout.integrations.verl.run_config import plain
 from sam_rollout.integrations.verl.translation import ASKED_SAM, translate
 from sam_rollout.telemetry.records import ASKED, RunFolder, RunFolderError, RunInfo, flat, value_at
 
-# Settings that identify a run: if one of them differs, the checkpoint is another run's.
+# Settings that identify a run. If one of them differs, the checkpoint belongs to another run.
 IDENTITY = (
     "data.seed",
     "actor_rollout_ref.rollout.seed",
@@ -32,7 +32,7 @@ IDENTITY = (
     "rollout_sampler.kind",
     "coupling",
 )
-MODE = "trainer.v1.trainer_mode"  # the one setting of trainer.v1 that changes the training
+MODE = "trainer.v1.trainer_mode"  # the only setting of trainer.v1 that changes training
 NOT_TRAINING = (
     "run_dir",
     "sam",
@@ -75,9 +75,7 @@ def check_run_folder(config: DictConfig) -> Iterator[Fact]:
 
 
 def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
-    """Compare the configuration with the run that wrote the latest checkpoint.
-
-    One note names the changed settings.
+    """Compare the configuration with that of the latest checkpoint's run; note changed settings.
 
     Raises:
         ConfigError: Another run wrote the checkpoint, or it is unknown which run wrote it.
@@ -108,8 +106,8 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
         for path, value in there.items()
         if value is not None and here.get(path, value) != value
     }
-    # Derived settings may change with others, so the settings that the user typed are compared.
-    # Unless both runs draft, only `enabled` of `sam` is: the rest has no effect without drafts.
+    # Settings of drafting are compared as the user typed them, because derived settings may change.
+    # If one of the runs does not draft, only `sam.enabled` is compared: other keys have no effect.
     sam = ASKED_SAM if value_at(writer.config, ASKED_SAM) else "sam"
     both_draft = there.get(f"{sam}.enabled") and here[f"{sam}.enabled"]
     identity = (*IDENTITY, sam if both_draft else f"{sam}.enabled")
@@ -130,11 +128,7 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
 
 
 def _writer(folder: RunFolder, written_at: float) -> RunInfo:
-    """Return the last start before a file was written; `written_at` is seconds since the epoch.
-
-    Raises:
-        RunFolderError: Every start is later than the file.
-    """
+    """Return the run's last start before the time `written_at`, in seconds since the epoch."""
     for start in reversed(list(folder.read_starts())):
         if datetime.fromisoformat(start.started_at).timestamp() <= written_at:
             return start
@@ -151,8 +145,8 @@ def _settings(config: Mapping[str, Any], run_dir: str) -> dict[str, Any]:
 
 
 def changes_training(path: str, there: Any, here: Any) -> bool:
-    """Return whether two values of a setting make two trainings different."""
-    if path == MODE:  # a record has verl's name of the mode, a configuration our name
+    """Return whether training differs between two values of a setting."""
+    if path == MODE:  # records have verl's names of modes, configurations have ours
         return TRAINER_MODES.get(there, there) != TRAINER_MODES.get(here, here)
     return not is_below(path, NOT_TRAINING)
 

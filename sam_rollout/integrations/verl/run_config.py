@@ -10,7 +10,7 @@ from sam_rollout.config import RunConfig, SamConfig
 
 
 def read_run_config(config: DictConfig) -> RunConfig:
-    """Parse our groups, and make their paths absolute: engines run in other working directories."""
+    """Parse our groups of settings; make paths absolute, because engines run in other folders."""
     groups = {name: plain(config[name]) for name in RunConfig.groups() if name in config}
     run = RunConfig.from_mapping(groups)
     baseline = run.compare.baseline_run and _absolute(run.compare.baseline_run)
@@ -29,9 +29,9 @@ def plain(node: DictConfig) -> dict[str, Any]:
 def _with_absolute_paths(sam: SamConfig, run_dir: Path) -> SamConfig:
     """Make paths of enabled sources absolute; texts of responses go to the run folder by default.
 
-    Other paths stay unchanged, because vLLM compiles again when its configuration changes.
+    Paths of disabled sources stay unchanged: vLLM compiles again when its configuration changes.
     """
-    sources: Any = sam.sources  # it has a field for each registered source
+    sources: Any = sam.sources  # one field for each registered source
     run, model, texts = sources.run, sources.model, sam.texts
     if run.enabled and run.corpus:
         run = replace(run, corpus=_absolute(run.corpus))

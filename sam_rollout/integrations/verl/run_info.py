@@ -97,7 +97,7 @@ def _label(sam: SamConfig) -> str:
 
 
 def collect_run_info(config: DictConfig, sam: SamConfig) -> RunInfo:
-    """Describe the run that the composed ``config`` starts; ``sam`` is its parsed group."""
+    """Describe the run that the composed ``config`` starts; ``sam`` is the parsed group `sam`."""
     return RunInfo(
         label=_label(sam),
         config=plain(config),

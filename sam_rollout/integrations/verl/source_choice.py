@@ -23,9 +23,9 @@ from sam_rollout.sizing.drafting import RolloutRound
 from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN, MOST_SHARED_TOKENS
 from sam_rollout.sources.support.text_store import BYTES_PER_TOKEN
 
-# The source `run` is used only if one round's texts fill at most 1 / ROUND_SHARE of its room.
+# The source `run` is used only if one round's texts fill at most 1 / ROUND_SHARE of its memory.
 ROUND_SHARE = 4
-# Largest size of the folder of responses if only a resumed run reads it.
+# Largest size in bytes of the folder of ended responses, if only a resumed run reads this folder.
 BYTES_TO_RESUME = 4 * MOST_SHARED_TOKENS
 
 
@@ -54,9 +54,9 @@ def rollout_round(config: DictConfig, run: RunConfig) -> RolloutRound:
 
 
 def _settled(config: DictConfig, run: RunConfig) -> tuple[SamConfig, list[str]]:
-    sources: Any = run.sam.sources  # it has a field for each registered source
+    sources: Any = run.sam.sources  # one field for each registered source
     lines = []
-    if sources.run.enabled and sources.run.corpus:  # The user named a corpus to draft from.
+    if sources.run.enabled and sources.run.corpus:  # the user named a corpus to draft from
         sources = replace(sources, run=replace(sources.run, when="always"))
     if sources.run.enabled and sources.run.when == "fits":
         round_ = rollout_round(config, run)
@@ -82,15 +82,15 @@ def _settled(config: DictConfig, run: RunConfig) -> tuple[SamConfig, list[str]]:
         sources = replace(sources, prompt=prompt)
         lines.append(f"sam.sources.prompt.earlier_steps = false: {reason}")
     if not (prompt.enabled and prompt.earlier_steps) and not config.sam.texts.path:
-        # Only a resumed run reads the folder. A path that nothing uses is emptied, because vLLM
-        # compiles again whenever the path changes.
+        # Only a resumed run reads this folder. An unused path is set to "", because vLLM compiles
+        # again whenever the path changes.
         path = texts.path if sources.run.enabled else ""
         texts = replace(texts, path=path, max_bytes=min(texts.max_bytes, BYTES_TO_RESUME))
     return replace(run.sam, sources=sources, texts=texts), lines
 
 
 def _none_serves_later(config: DictConfig, run: RunConfig) -> str:
-    """Return the reason why no response can help in a later step; empty if a response can help."""
+    """Return why responses cannot help to draft in a later step; empty if they can."""
     if config.sam.texts.path:
         return ""  # The user named a folder, which may hold another run's texts.
     epochs = config.trainer.total_epochs

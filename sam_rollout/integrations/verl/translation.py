@@ -17,7 +17,7 @@ def translate(config: DictConfig, run: RunConfig) -> None:
     """Fill verl's and vLLM's fields of a checked configuration, in place."""
     typed = read_run_config(config).sam.to_mapping()
     with open_dict(config):
-        # A resumed run compares the settings that the user typed; derived settings may change.
+        # A resumed run compares settings as the user typed them, because derived ones may change.
         OmegaConf.update(config, ASKED_SAM, typed, force_add=True)
         config.sam = run.sam.to_mapping()
         config.compare = run.compare.to_mapping()
@@ -36,7 +36,7 @@ def _configure_engine(config: DictConfig, run: RunConfig) -> None:
     settings = EngineSettings(sam, run.sampler, run.telemetry.record_traces)
     arguments = settings.arguments()
     if run.sam.enabled and run.telemetry.proof.every:
-        arguments["max_logprobs"] = -1  # no limit: the draft proof reads all of them
+        arguments["max_logprobs"] = -1  # no limit: the draft proof reads all log-probabilities
     rollout.engine_kwargs.vllm = OmegaConf.merge(rollout.engine_kwargs.vllm, arguments)
     if sizes := capture_sizes(config, run.sam):
         asked = sorted(rollout.cudagraph_capture_sizes)

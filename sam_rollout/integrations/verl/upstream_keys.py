@@ -25,8 +25,8 @@ from sam_rollout.telemetry.records import flat
 FILTER = "algorithm.filter_groups"
 SAMPLER = "trainer.v1.sampler"
 ENGINE = f"{ROLLOUT}.engine_kwargs.vllm"
-# Keys of older releases of verl (trainer/config/legacy_reward_impl.yaml) -> the keys that V1 reads.
-# All other keys of these groups have the same names below `reward`.
+# Keys of older releases of verl (trainer/config/legacy_reward_impl.yaml) -> keys that verl's V1
+# trainer reads. All other keys of these groups have moved to `reward` without a new name.
 OLDER_KEYS = {
     "reward_model.num_workers": "reward.num_workers",
     "reward_model.reward_manager": "reward.reward_manager.name",
@@ -36,7 +36,7 @@ OLDER_KEYS = {
     "reward_model.reward_kwargs": "reward.reward_kwargs",
     "reward_model.model.path": "reward.reward_model.model_path",
 }
-KeyRule = tuple[str, bool, str]  # field, whether its value is right, what is allowed
+KeyRule = tuple[str, bool, str]  # setting, whether its value is right, and what is allowed
 
 
 def check_upstream_keys(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
@@ -51,7 +51,6 @@ def check_upstream_keys(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
 
 
 def _served(config: DictConfig, run: RunConfig) -> Iterator[KeyRule]:
-    """Yield rules for settings that verl accepts but our classes do not support."""
     rollout, mode = config.actor_rollout_ref.rollout, config.trainer.v1.trainer_mode
     engine = rollout.engine_kwargs.vllm
     yield "trainer.use_v1", config.trainer.use_v1, "must be True"
@@ -71,7 +70,6 @@ def _served(config: DictConfig, run: RunConfig) -> Iterator[KeyRule]:
 
 
 def _asynchronous(config: DictConfig, run: RunConfig) -> Iterator[KeyRule]:
-    """Yield rules for the trainers that interrupt responses."""
     processors = config.actor_rollout_ref.rollout.engine_kwargs.vllm.get("logits_processors")
     mode = f"with trainer.v1.trainer_mode={config.trainer.v1.trainer_mode}"
     allowed = f"must be refill or none {mode}: a round waits for all of its responses"
@@ -83,7 +81,6 @@ def _asynchronous(config: DictConfig, run: RunConfig) -> Iterator[KeyRule]:
 
 
 def _separate(config: DictConfig, run: RunConfig) -> Iterator[KeyRule]:
-    """Yield rules for the trainer whose engines have devices of their own."""
     backend = config.actor_rollout_ref.rollout.checkpoint_engine.backend
     mode = config.trainer.v1.separate_async
     needed = f"with trainer.v1.trainer_mode={SEPARATE_NAME}"
@@ -100,7 +97,6 @@ def _separate(config: DictConfig, run: RunConfig) -> Iterator[KeyRule]:
 
 
 def _older(config: DictConfig) -> Iterator[KeyRule]:
-    """Yield rules for keys of older releases, which V1 does not read."""
     for group in ("custom_reward_function", "reward_model", "sandbox_fusion"):
         given = flat(plain(config.get(group) or OmegaConf.create()), f"{group}.")
         for field in (name for name, value in given.items() if value is not None):
@@ -109,7 +105,6 @@ def _older(config: DictConfig) -> Iterator[KeyRule]:
 
 
 def _ours(config: DictConfig, kind: str) -> Iterator[KeyRule]:
-    """Yield rules for keys that our groups of settings replace."""
     groups, sampler = config.algorithm.filter_groups, config.trainer.v1.sampler
     rollout, refills = config.actor_rollout_ref.rollout, kind == "refill"
     nothing = "does nothing here: set dynamic_sampling"
@@ -126,7 +121,7 @@ def _ours(config: DictConfig, kind: str) -> Iterator[KeyRule]:
     right = refills or not sampler.sync_refill_failed_groups
     allowed = "does nothing here: failed groups are left out, and dynamic_sampling adds others"
     yield f"{SAMPLER}.sync_refill_failed_groups", right, allowed
-    # We do not obey it either: with greedy sampling, all responses to a prompt would be the same.
+    # We ignore `do_sample`, too: with greedy sampling, a prompt's responses would all be the same.
     allowed = "must be true: verl's V1 trainer ignores it"
     yield f"{ROLLOUT}.do_sample", rollout.do_sample, allowed
     right = rollout.agent.agent_loop_manager_class == AGENT_LOOP_MANAGER

@@ -1,7 +1,7 @@
 """Makes verl's buckets for weight syncs large enough for the model's largest tensor.
 
-Without GPUs, verl sends weights through shared memory, one bucket at a time. It asserts in the
-first sync that every tensor fits into a bucket.
+Without GPUs, verl sends weights through shared memory, one bucket at a time. If a tensor does not
+fit into a bucket, the first sync fails.
 """
 
 import math
@@ -17,7 +17,7 @@ MEGABYTE = 2**20
 
 
 def fit_bucket(config: DictConfig) -> Iterator[str]:
-    """If the configured bucket is too small, raise its size, in place, and yield a log line."""
+    """If the configured bucket is too small, enlarge it in `config`, and yield a log line."""
     if config.trainer.device == "cuda":
         return  # On GPUs, verl shares a tensor directly if it is larger than a bucket.
     largest = _largest_tensor(config) * _bytes_of_element(config)
