@@ -1,7 +1,7 @@
 """Trains the draft head inside verl's training processes, before verl updates the policy.
 
 Hidden states are captured in verl's forward pass for the old log-probabilities. The next weight
-sync sends the policy and then the head to the engines. The policy's checkpoints include the head.
+sync sends the policy and then the head to the engines. Checkpoints of the policy include the head.
 """
 
 import random
@@ -50,7 +50,7 @@ class HeadTraining:
         self._model_path = str(worker.config.model.path)
         self._model_config = engine.model_config.hf_config.to_dict()
         settings, path = self._source.train, Path(self._source.path).expanduser()
-        with torch.random.fork_rng(devices=[]):  # keeps the global generator's state
+        with torch.random.fork_rng(devices=[]):  # leaves the global generator unchanged
             head = load_head(path, self._model_config)
         group = torch.distributed.group.WORLD
         peers = self._peers = Peers(group if torch.distributed.get_world_size() > 1 else None)
@@ -62,7 +62,7 @@ class HeadTraining:
         self._capture = StateCapture(self._part, layers, settings.window, windows, rng)
 
     def reading(self, responses: int) -> AbstractContextManager[None]:
-        """Return a context that captures hidden states from a pass over this many responses."""
+        """Return a context that captures hidden states from verl's pass over `responses` texts."""
         return nullcontext() if self.online.failed else self._capture.running(responses)
 
     def learn(self, seconds: float) -> dict[str, float]:
@@ -75,14 +75,14 @@ class HeadTraining:
         return self.online.learn(self._part.matrices, this_device(), seconds)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the head's tensors by name for a weight sync."""
+        """Yield names and tensors of the head for a weight sync."""
         for name, tensor in self.online.trainable.head.state_dict().items():
             sent = tensor.to(this_device())
-            # An engine on a CPU computes in float32, like the head's training, so it gets float32.
+            # Engines on a CPU compute in float32, as the training of the head does.
             yield PREFIX + name, sent if sent.device.type == "cpu" else sent.to(STORED)
 
     def save(self, folder: Path) -> None:
-        """Write the head in vLLM's format, and the state of its training into the same folder."""
+        """Write the head, in vLLM's format, and the state of its training into a folder."""
         online, settings = self.online, self._source.train.to_mapping()
         write_head(
             folder, online.trainable, self._model_config, self._model_path,

@@ -1,7 +1,7 @@
 """Adds a CPU platform to verl's registry of platforms.
 
 One unit of Ray's ``GPU`` resource stands for one training process, so ``ray.init(num_gpus=N)``
-allows N of them.
+allows N training processes.
 """
 
 import contextlib
@@ -92,7 +92,7 @@ class PlatformCPU(PlatformBase):
         yield
 
     def ray_resource_name(self) -> str:
-        return "GPU"  # verl accepts no other name; Ray only counts this resource
+        return "GPU"  # verl accepts no other name, and Ray only counts units
 
     def ray_noset_envvars(self) -> list[str]:
         return []
@@ -107,8 +107,8 @@ class PlatformCPU(PlatformBase):
 def use_single_gloo_backend() -> None:
     """Make verl name the backend ``cpu:gloo`` only once when it creates its process group.
 
-    verl 0.9.1 joins "<device>:<backend>" and "cpu:gloo", so a CPU is named twice, and torch refuses
-    that. ``tests/integration/test_verl_workarounds.py`` fails when verl has fixed this.
+    verl 0.9.1 joins "<device>:<backend>" and "cpu:gloo". torch refuses this if the device is a CPU.
+    ``tests/integration/test_verl_workarounds.py`` fails when verl has fixed this.
     """
     import verl.utils.distributed as verl_distributed
 

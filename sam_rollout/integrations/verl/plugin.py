@@ -1,7 +1,7 @@
 """Registers our rollout server and its adapter in every process that imports verl.
 
 verl imports this module by the ``verl.plugins`` entry point and by ``VERL_USE_EXTERNAL_MODULES``.
-The launcher sets that variable because verl hides the errors of entry points.
+The launcher sets that variable, because verl hides errors of entry points.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Reads the part of an FSDP2 policy that one of verl's training processes holds.
 
-`policy_part_megatron.py` does this for Megatron. `state_capture.py` uses both modules.
+`policy_part_megatron.py` does the same for Megatron. `state_capture.py` uses both modules.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from verl.utils.device import get_device_id
 from sam_rollout.heads.hidden_states import Policy
 from sam_rollout.heads.peers import Peers
 
-PADDING = -1  # the token number of a state that belongs to no token
+PADDING = -1  # token number of hidden states that belong to no token
 Step = Callable[[int, Any, Callable[[], Any]], Any]
 
 
@@ -27,10 +27,10 @@ class PolicyPart(Protocol):
 
     Attributes:
         hidden: Length of a hidden state.
-        sharers: Groups of processes. Each process fills in its own states and leaves zeros
-            elsewhere. A sum over each group in turn gives every process the states of all.
+        sharers: Groups of processes that share texts. A process fills in the hidden states that it
+            has, and zeros elsewhere. After a sum over each group, all processes have all states.
         share: Number of processes that share the same texts.
-        rank: This process's rank among them.
+        rank: This process's rank among the processes that share texts.
     """
 
     hidden: int
@@ -39,20 +39,20 @@ class PolicyPart(Protocol):
     rank: int
 
     def modules(self, layers: Sequence[int]) -> Mapping[int, nn.Module]:
-        """Return this process's modules whose outputs are the wanted states.
+        """Return this process's modules whose outputs are the wanted hidden states.
 
         Args:
             layers: The numbers of layers after which states are taken; 0 means the embeddings.
 
         Returns:
-            The modules by index in `layers`. Index `len(layers)` is the final norm.
+            Index in `layers` -> module. The index `len(layers)` stands for the final norm.
         """
 
     def watched(self, step: Step) -> AbstractContextManager[None]:
         """Return a context in which `step` runs each of verl's forward passes.
 
-        The arguments of `step` are the index of the chunk of layers that the pass runs (0 unless
-        there are virtual pipeline stages), the micro-batch, and a function that runs the pass.
+        `step` gets three arguments: the index of the chunk of layers (0 without virtual pipeline
+        stages), the micro-batch, and a function that runs the pass.
         """
 
     def tokens(self, output: Tensor, micro_batch: Any) -> Tensor:
@@ -71,7 +71,7 @@ class PolicyPart(Protocol):
 
 
 class FsdpPart:
-    """A process's part with FSDP2: all layers, for whole texts or (with Ulysses) parts of texts."""
+    """A process's part under FSDP2: all layers, for whole texts or, with Ulysses, parts of them."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -100,7 +100,7 @@ class FsdpPart:
     def tokens(self, output: Tensor, micro_batch: Any) -> Tensor:
         offsets = micro_batch["input_ids"].offsets().tolist()
         rows, total = output.shape[1], offsets[-1]
-        # Without Ulysses, texts are padded to the longest text. Ulysses divides packed texts.
+        # Without Ulysses, texts may be padded to the longest text. Ulysses divides packed texts.
         if self.share == 1 and len(output) == len(offsets) - 1 and rows < total:
             texts = itertools.pairwise(offsets)
             return torch.cat([padded_tokens(begin, end - begin, rows) for begin, end in texts])
@@ -135,8 +135,8 @@ def this_device() -> torch.device:
 def find_room(shape: Sequence[int], tied: bool) -> list[Tensor]:
     """Allocate the memory for gathering: every matrix, and a copy of one matrix in another dtype.
 
-    All processes call this first, so that a process without enough memory fails before the others
-    wait for it.
+    All processes call this first, so that a process without enough memory fails before other
+    processes wait for it.
     """
     count = 2 if tied else 3
     return [torch.empty(shape, dtype=torch.float32, device=this_device()) for _ in range(count)]

@@ -26,14 +26,14 @@ from sam_rollout.integrations.verl.policy_part import (
 
 
 class MegatronPart:
-    """A process's part with Megatron on CUDA, or with MindSpeed on NPUs."""
+    """A process's part of the policy in Megatron (CUDA) or MindSpeed (NPUs)."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._chunks = [unwrap_model(chunk) for chunk in engine.module]
         config = self._chunks[0].config
         self.hidden = config.hidden_size
-        self._shape = engine.model_config.hf_config.vocab_size, self.hidden  # both matrices' shape
+        self._shape = engine.model_config.hf_config.vocab_size, self.hidden  # the matrices' shape
         self._contexts = Peers(parallel_state.get_context_parallel_group())
         self._stages = Peers(parallel_state.get_model_parallel_group())  # tensor and pipeline
         self.sharers: Sequence[Peers] = [
@@ -54,8 +54,8 @@ class MegatronPart:
             found |= {index: mine[layer] for index, layer in enumerate(layers) if layer in mine}
             if chunk.decoder.final_layernorm is not None:  # only the last stage has this norm
                 found[len(layers)] = chunk.decoder.final_layernorm
-        # Without sequence parallelism, all tensor-parallel processes have the same states, so one
-        # of them returns its modules.
+        # Without sequence parallelism, all tensor-parallel processes have the same hidden states,
+        # so only the first of these processes returns its modules.
         return found if self._divides_rows or self._tensor.rank == 0 else {}
 
     @contextlib.contextmanager

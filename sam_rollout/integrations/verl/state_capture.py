@@ -1,8 +1,8 @@
 """Captures hidden states of parts of responses while verl computes old log-probabilities.
 
-A window is a sequence of consecutive tokens of one prompt and its response. Hooks keep the outputs
-of the layers that a head reads. After the forward passes, processes that share texts sum their
-parts of each window's states.
+A window is a sequence of consecutive tokens of a prompt and its response. Hooks keep the outputs
+of the layers that a draft head reads. After the forward passes, processes that share texts add up
+their parts of each window's states.
 """
 
 import contextlib
@@ -22,22 +22,18 @@ from sam_rollout.integrations.verl.policy_part import PolicyPart, this_device
 
 @dataclass(frozen=True, eq=False)
 class _Window:
-    """Consecutive tokens of a prompt and its response; their hidden states are captured."""
-
-    begin: int  # The first token's number in the micro-batch.
-    tokens: Tensor  # Token ids, on the host.
-    prompt: int  # How many of these tokens belong to the prompt.
-    keeper: int  # Rank of the process that keeps the window.
+    begin: int  # number of the first token in the micro-batch
+    tokens: Tensor  # token ids, on the host
+    prompt: int  # number of tokens that belong to the prompt
+    keeper: int  # rank of the process that keeps the window
 
 
 @dataclass(frozen=True, eq=False)
 class _States:
-    """One module's states for some of a window's tokens, on the host."""
-
     window: _Window
-    index: int  # Index of the module.
-    tokens: Tensor  # [tokens], positions in the window.
-    states: Tensor  # [tokens, hidden + 1]; the last column is 1 and counts contributions
+    index: int  # index of the module
+    tokens: Tensor  # [tokens], positions in the window
+    states: Tensor  # [tokens, hidden + 1], on the host; the last column (1) counts contributions
 
 
 class StateCapture:
@@ -48,11 +44,11 @@ class StateCapture:
         layers: The numbers of layers after which states are taken; 0 means the embeddings.
         window: Largest number of tokens in a window.
         windows: Largest number of windows that each process keeps in one use of `running`.
-        rng: Draws the beginning of a window. Processes that share texts need equal generators.
+        rng: Draws where windows begin. Processes that share texts need equal generators.
 
     Attributes:
-        taken: Windows that this process keeps, since `running` began.
-        spent_s: Host time of the capture, without waiting for passes to end.
+        taken: Windows that this process has kept since `running` began.
+        spent_s: Seconds that the capture took on the host, without waiting for passes to end.
         problem: The error that prevented the capture; None if there was none.
     """
 
@@ -66,13 +62,13 @@ class StateCapture:
         self._modules = part.modules(layers)
         self._shape = len(layers) + 1, part.hidden + 1  # shape of one token's states
         self._most = windows * part.share
-        self._kept = 0  # number of windows so far in all processes that share texts
+        self._kept = 0  # windows so far, in all processes that share texts
         self._forget()
 
     def _forget(self) -> None:
         self._seen, self._expected = 0, 1
-        self._windows: list[list[_Window]] = []  # Windows by micro-batch.
-        self._steps: dict[int, int] = {}  # Number of the last micro-batch, by chunk of layers.
+        self._windows: list[list[_Window]] = []  # windows of each micro-batch
+        self._steps: dict[int, int] = {}  # chunk of layers -> number of its last micro-batch
         self._states: list[_States] = []
         self._outputs: dict[int, Tensor] = {}
         self._open = False
@@ -88,7 +84,7 @@ class StateCapture:
                 hooks.append(module.register_forward_hook(self._keeper(index)))
             with self._part.watched(self._step):
                 yield
-            # Waiting for other processes must not count as the capture's time.
+            # Waiting for other processes must not count as time of the capture.
             room = self._guarded(self._room_for_all)
             if self.problem is None:
                 self._timed(lambda: self._put_together(room))
@@ -106,7 +102,10 @@ class StateCapture:
         return keep
 
     def _step(self, chunk: int, micro_batch: Any, run: Callable[[], Any]) -> Any:
-        """Run a micro-batch through a chunk of layers; all chunks number micro-batches alike."""
+        """Run a micro-batch through a chunk of layers, and take the hidden states of its windows.
+
+        All chunks get the micro-batches in the same order.
+        """
         number = self._steps[chunk] = self._steps.get(chunk, -1) + 1
         if number == len(self._windows):
             self._windows.append([])
@@ -118,7 +117,7 @@ class StateCapture:
         finally:
             self._open = False
         if windows and self._outputs:
-            # Waiting for the pass must not count as the capture's time.
+            # Waiting for the pass must not count as time of the capture.
             self._guarded(lambda: next(iter(self._outputs.values()))[:1, :1].cpu())
             self._timed(lambda: self._take(micro_batch, windows))
             self._outputs.clear()
@@ -190,7 +189,7 @@ class StateCapture:
             if room is not None:
                 summed = room[: len(whole)].copy_(whole)
                 for peers in self._part.sharers:
-                    peers.sum(summed)  # `summed` had zeros for other processes' states
+                    peers.sum(summed)  # `summed` was 0 for states of other processes
                 if window.keeper == self._part.rank:
                     whole.copy_(summed)
             if window.keeper == self._part.rank:
@@ -198,11 +197,11 @@ class StateCapture:
                 states = whole[..., :-1]  # without the column that counts contributions
                 before, last = states[:, :-1].flatten(1).contiguous(), states[:, -1].clone()
                 self.taken.append(Sample(window.tokens, before, last, window.prompt))
-        if not complete:  # raised only now: after an earlier error, others would wait
+        if not complete:  # raised last, because other processes would wait
             raise RuntimeError("no process, or more than one, has the states of some tokens")
 
     def _room_for_all(self) -> Tensor | None:
-        """Allocate the buffer for sums of windows; return None if processes share no texts.
+        """Allocate the buffer in which windows are summed; return None if processes share no texts.
 
         If one process has failed to capture its states, all processes raise a `PeerError`.
         """

@@ -1,7 +1,7 @@
 """Sends a draft head in a weight sync, and ends the sync with an error when its receiver fails.
 
 verl's sender waits for an answer to each bucket, and a receiver that failed never answers. Our
-receiver therefore sends its error on a second socket, and our sender listens to both.
+receiver therefore sends its error on a second socket, and our sender listens to both sockets.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from sam_rollout.integrations.verl.failures import describe
 from sam_rollout.integrations.vllm.serving.dead_engine import first_of
 from sam_rollout.integrations.vllm.serving.tied_weights import ties_over_buckets
 
-LINGER_MS = 2000  # Time for a receiver's error to reach the sender.
+LINGER_MS = 2000  # A receiver's error has to reach the sender within this time.
 
 
 class WeightSyncError(RuntimeError):
@@ -32,7 +32,7 @@ def _side_channel(zmq_handle: str) -> str:
 def tell_sender(zmq_handle: str, error: BaseException) -> None:
     """Send a receiver's error to the sender of a weight sync."""
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
-        socket.setsockopt(zmq.LINGER, LINGER_MS)  # not forever: the sender may have ended
+        socket.setsockopt(zmq.LINGER, LINGER_MS)  # not forever, because the sender may have ended
         socket.connect(_side_channel(zmq_handle))
         with contextlib.suppress(zmq.ZMQError):
             socket.send_string(describe(first_of(error)), zmq.NOBLOCK)
@@ -77,12 +77,12 @@ class WatchedSender(BucketedWeightSender):
         self.socket: Any = _WatchedSocket(self.socket, failures)
 
 
-# verl 0.9 finds its sender's class by this name, inside a method too long to override.
+# verl 0.9 looks up its sender's class by this name, in a method that is too long to override.
 vllm_rollout.BucketedWeightSender = WatchedSender
 
 
 class SamServerAdapter(ServerAdapter):
-    """Sends one training process's weights; vLLM receives them in model_drafts/head_update.py."""
+    """Sends one training process's weights, which vLLM receives in model_drafts/head_update.py."""
 
     head_weights: Callable[[], Iterable[tuple[str, Tensor]]] | None = None
 
@@ -94,7 +94,7 @@ class SamServerAdapter(ServerAdapter):
 
 
 class WeightReceiving:
-    """A mixin, placed before verl's worker extension, that reports a failed sync to the sender."""
+    """A mixin that reports a failed sync to the sender; list it before verl's worker extension."""
 
     def update_weights_from_ipc(self, *args: Any, **kwargs: Any) -> None:
         """Receive a weight sync as verl does, and send an error to the sender if it fails."""
