@@ -1,7 +1,7 @@
 """Gives every generation request of verl an identity: step, split, prompt and sibling number.
 
-verl's agent-loop worker knows step, split and sibling number (verl's session number). It stores
-them in a context variable of the response's task. `IdentityClient` adds the prompt's token ids.
+The agent-loop worker stores step, split and sibling number in a context variable of the response's
+task. `IdentityClient` adds the prompt's token ids.
 """
 
 import contextvars
@@ -37,28 +37,22 @@ class _Response:
     step: int
     split: str
     sibling: int
-    # The first turn's prompt identifies a response, because later turns' prompts contain this
-    # sibling's own answers.
+    # Siblings share the prompt of the first turn. Prompts of later turns contain earlier answers.
     first_prompt_ids: Sequence[int] = ()
     keys: RequestKeys = field(default_factory=RequestKeys)
 
 
-# Column of a batch of prompts: the sibling number of a row's first response. It is the number of
-# responses to equal prompts that the same step has asked for before.
+# Column of a batch of prompts: the sibling number of the first response to a row's prompt. Earlier
+# rows of the step with an equal prompt have used the smaller numbers.
 FIRST_SIBLING_COLUMN = "sam_first_sibling"
-# verl's column, which only some batches have: the number of responses to each prompt.
+# Column that verl adds to some batches: the number of responses to each prompt.
 OWN_NUMBER_COLUMN = "__rollout_n__"
 
 _current_response: contextvars.ContextVar[_Response] = contextvars.ContextVar("sam_response")
 
 
 class IdentityClient:
-    """An LLM client that sends each request's identity in its sampling parameters.
-
-    Args:
-        client: verl's ``LLMServerClient``, which provides all attributes except `generate`.
-        seed: The rollout's seed. The keys of all random numbers depend on it.
-    """
+    """Wraps verl's ``LLMServerClient``; adds a request's identity to its sampling parameters."""
 
     def __init__(self, client: Any, seed: int) -> None:
         self._client = client
@@ -157,21 +151,20 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
 
 
 class SamAgentLoopManager(AgentLoopManagerTQ):
-    """verl's agent-loop manager; it gives responses to equal prompts different sibling numbers.
+    """An agent-loop manager that gives responses to equal prompts different sibling numbers.
 
-    Otherwise, equal prompts in a step would draw the same random numbers. The setting
-    ``rollout.agent.agent_loop_manager_class`` names this class.
+    With equal sibling numbers, these responses would draw the same random numbers.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(_SamAgentLoopWorker)
-        # Split -> its present step, and how many responses to each prompt were requested in it.
+        # Split -> the current step, and the number of responses to each prompt in that step.
         self._asked: dict[str, tuple[int, Counter[str]]] = {}
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """Number the responses to a step's equal prompts without repeats; dispatch as verl does."""
-        # .get() would return a wrapper, which is always true.
+        """Number the responses to equal prompts without repeats; dispatch prompts as verl does."""
+        # `prompts.get` would return a wrapper, which is always true.
         validate = bool(prompts["validate"]) if "validate" in prompts else False
         split, step = VAL_SPLIT if validate else TRAIN_SPLIT, int(prompts["global_steps"])
         if split not in self._asked or self._asked[split][0] != step:

@@ -1,8 +1,8 @@
 """Checks, during a user's run, whether drafts have changed the sampled texts.
 
 Before the engines release their weights, they sample some responses of a training step again
-without drafts. Random numbers are keyed by response and position, so both texts must be equal.
-Neither training nor the draft session sees the repeated responses.
+without drafts. Random numbers depend only on response and position, so the texts with and without
+drafts must be equal. Neither training nor the draft session sees the repeated responses.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from sam_rollout.integrations.vllm.serving.engine_group import (
 from sam_rollout.telemetry.proof import Compared
 from sam_rollout.verification.ties import GREEDY, TIE, distance_from_tie, first_difference
 
-# With these parameters the next token's distribution depends only on the text before it. vLLM can
-# therefore compute it again from the text. With other parameters it also depends on where the
-# response began.
+# With these sampling parameters, the next token's distribution depends only on the text so far, so
+# vLLM can compute the distribution again. With other parameters, such as presence_penalty, the
+# distribution also depends on where the response began.
 _PLAIN = {
     "temperature", "top_p", "top_k", "repetition_penalty", "seed", "extra_args", "logprobs",
     "output_kind", "ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output",
@@ -36,10 +36,10 @@ class Candidate(NamedTuple):
     """A finished request that had drafts, and the data for sampling it again."""
 
     request_id: str
-    key: int  # key of its random numbers
+    key: int  # key of the request's random numbers
     prompt_ids: list[int]
     response_ids: list[int]
-    sampling: dict[str, Any]  # arguments of SamplingParams without max_tokens
+    sampling: dict[str, Any]  # arguments of SamplingParams, except max_tokens
 
 
 def candidates(
@@ -47,7 +47,7 @@ def candidates(
 ) -> list[Candidate]:
     """Return the requests that can be sampled again and compared.
 
-    `shares` has the finished requests of each engine, in the order of the rows of `records`.
+    `shares` has the finished requests of each engine, in the same order as the rows of `records`.
     """
     drafted = [n for one in records for n in one.requests["drafted_tokens"].to_pylist()]
     finished = [request for share in shares for request in share]
@@ -58,7 +58,7 @@ def candidates(
         and one.identity is not None
         and one.sampling is not None
         and one.response_ids
-        and one.finish_reason == "completed"  # in verl: not aborted
+        and one.finish_reason == "completed"  # verl's word for "not aborted"
     ]
 
 
@@ -74,7 +74,7 @@ class DraftProof:
     Args:
         engine: An ``AsyncLLM`` whose ``max_logprobs`` is -1 (no limit).
         sampler: The settings of the engine's sampler.
-        recorders: The recorders of the engine's steps. They drop the comparison's own steps.
+        recorders: Recorders of the engine's steps, which drop the steps of comparisons.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class DraftProof:
     async def compare(self, count: int, seed: int) -> list[Compared]:
         """Sample `count` candidates again, compare the texts, and forget all candidates.
 
-        No request may run meanwhile.
+        No other request may run during the comparison.
 
         Raises:
             RuntimeError: A repeated response was aborted.

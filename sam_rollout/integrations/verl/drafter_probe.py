@@ -1,4 +1,4 @@
-"""Checks before the first response that the drafting model predicts this policy's tokens."""
+"""Checks before the first response that the drafting model predicts the policy's tokens."""
 
 import asyncio
 from collections.abc import Sequence
@@ -70,5 +70,5 @@ class DrafterProbe:
                 pass
         for workers in await ask_engines(self._engine, "sam_probe", [(False,)] * engines):
             print(check_alive(workers, self._sam), flush=True)
-        await ask_engines(self._engine, "sam_drain")  # Drops records that belong to no rollout.
+        await ask_engines(self._engine, "sam_drain")  # drops the probe's records
         self._recorders.forget()

@@ -1,7 +1,7 @@
 """Records failed responses: agent-loop workers note them, and the trainer collects them.
 
-Each kind of error is stored and logged once, with a count. If too many responses
-fail, the run ends with a message that names the first error.
+Each kind of error is stored and logged once, with the number of responses that failed with it. If
+too many responses fail, the run ends with a message that names the first error.
 """
 
 import logging
@@ -18,7 +18,8 @@ from ray.exceptions import ActorDiedError, RayTaskError
 logger = logging.getLogger(__name__)
 
 LEAST_GROUPS = 8
-# A worker stores this many kinds of errors between calls of `take`; it counts others as the last.
+# Number of kinds of errors that a worker stores until the next call of `take`. Errors of further
+# kinds are counted under the kind that was stored last.
 MOST_KINDS = 20
 MOST_CHARACTERS = 500
 LOOK_S = 1.0  # Time between two requests for the workers' failures.
@@ -56,7 +57,7 @@ def describe(error: BaseException) -> str:
     if len(message) > MOST_CHARACTERS:
         message = f"{message[:MOST_CHARACTERS]} ..."
     if isinstance(error, RolloutFailedError):
-        return message  # This message names the first error.
+        return message  # The message already has the type of the first error.
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
@@ -73,7 +74,7 @@ class Failure:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Describe an error that was just raised."""
+    """Describe an error; the present time counts as the time of the error."""
     cause = cause_of(error)
     trace = "".join(traceback.format_exception(error))
     places = _PLACE.findall(getattr(error, "traceback_str", "") or trace)
@@ -87,13 +88,13 @@ def failure_of(error: BaseException) -> Failure:
 
 
 class FailureBook:
-    """Collects the failures of one process, by kind, until the next call of `take`."""
+    """Collects failures by kind until the next call of `take`."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str], Failure] = {}
 
     def note(self, error: BaseException) -> None:
-        """Count an error; keep the first of its kind with its traceback."""
+        """Count an error, and keep the traceback of the first error of each kind."""
         self.add([failure_of(error)])
         error.__dict__[_NOTED] = True
 
@@ -125,7 +126,7 @@ class FailureBook:
 
 
 def is_not_kept(record: logging.LogRecord) -> bool:
-    """Return whether no `FailureBook` has counted the error of a log record."""
+    """Return whether to log a record: False if a `FailureBook` has counted the record's error."""
     error = record.exc_info[1] if record.exc_info else None
     return not getattr(error, _NOTED, False)
 
@@ -144,7 +145,7 @@ class FailureWatch:
         self.book = FailureBook()
 
     def look(self) -> None:
-        """Collect the workers' answers once all have come, and ask again later; never wait.
+        """Collect the workers' failures, without waiting for answers that have not come yet.
 
         Raises:
             RolloutFailedError: A worker reported an error of a type in `FATAL`.
@@ -159,7 +160,7 @@ class FailureWatch:
 
     def settle(self) -> None:
         """Ask the workers for failures and wait for the answer."""
-        if self._asked:  # an earlier request has no answer yet
+        if self._asked:  # an earlier request is still open
             self._take()
         self._ask()
         self._take()
@@ -194,15 +195,15 @@ class FailureWatch:
                 logger.warning("%s: %s\n%s", where, said, failure.trace.rstrip())
 
     def first_error(self) -> str:
-        """Return type and message of the first error, or words that say that none was reported."""
+        """Return the first error's type and message, or a text that says that there is none."""
         return next((one.text for one in self.book.failures), "no agent-loop worker reported one")
 
     def check(self, where: str, submitted: int, failed: int, *, limit: float, empty: bool) -> None:
         """End the run if all groups failed, or if the share of failed groups is above `limit`.
 
-        A group has failed if one of its responses failed. `empty` says whether there is no response
-        at all. With fewer than `LEAST_GROUPS` groups, the run ends only if all failed and `empty`
-        is true.
+        A group has failed if one of its responses failed. `empty` says that failed groups have no
+        response at all. With fewer than `LEAST_GROUPS` groups, the run ends only if all groups
+        failed and `empty` is true.
         """
         all_failed = 0 < failed == submitted
         if submitted < LEAST_GROUPS:

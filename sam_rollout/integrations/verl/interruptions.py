@@ -1,11 +1,11 @@
 """Continues responses that verl's asynchronous trainers interrupt at a weight update.
 
-verl aborts all running requests. Later it sends a new request for each. The new prompt is the old
-prompt followed by the tokens sampled so far. vLLM treats this as a new response, so rules that
-depend on the response's tokens would ignore the earlier ones:
+verl aborts all running requests, and later sends a new request for each response. The new prompt is
+the old prompt followed by the tokens sampled so far. To vLLM this is a new response, so sampling
+rules would ignore the tokens sampled before the interruption:
 
-* `continued` reduces ``min_tokens`` by the number of earlier tokens.
-* Requests with other rules (listed in `BEGIN_ANEW`), which only an agent loop can set, are refused.
+* `continued` reduces ``min_tokens`` by the number of tokens sampled before.
+* Requests with other rules (`BEGIN_ANEW`), which only an agent loop can set, are refused.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServer
 
 from sam_rollout.config import ConfigError
 
-# Sampling parameters that depend on a response's own tokens. An interruption would reset them.
+# Sampling parameters that depend on a response's own tokens. An interruption resets their effect.
 BEGIN_ANEW = (
     "presence_penalty",
     "frequency_penalty",
@@ -29,7 +29,7 @@ BEGIN_ANEW = (
     "bad_words",
 )
 INTERRUPTED = "aborted"  # verl's stop reason of an interrupted output
-# Number of tokens of the current response, by the training step whose weights sampled them.
+# For the current response: training step -> number of tokens that this step's weights sampled.
 tokens_by_weights: ContextVar[Counter[int]] = ContextVar("sam_tokens_by_weights")
 
 
@@ -61,5 +61,6 @@ class _CountingClient(LLMServerClient):
 class InterruptedClient(FullyAsyncLLMServerClient, _CountingClient):
     """Continues interrupted responses, and counts tokens by the weights that sampled them.
 
-    For every request of a response, verl's class calls `_CountingClient.generate` with ``super()``.
+    verl's class sends each request of a response with ``super().generate``, which is
+    `_CountingClient.generate`.
     """

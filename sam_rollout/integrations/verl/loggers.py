@@ -1,4 +1,4 @@
-"""Extends verl's loggers: wandb's tags and groups, TensorBoard's layout, curves, error handling.
+"""Adds to verl's loggers: tags and groups in wandb, a TensorBoard layout, curves, error handling.
 
 verl's ``Tracking`` calls ``wandb.init`` without tags and groups, and every error of wandb ends the
 training. `start_wandb` creates the run first; verl's ``wandb.init`` then returns that run.
@@ -26,7 +26,7 @@ from sam_rollout.telemetry.records import RunInfo
 logger = logging.getLogger(__name__)
 
 WANDB, TENSORBOARD = "wandb", "tensorboard"
-# verl's loggers (verl.utils.tracking.Tracking.supported_backend) and the packages they import.
+# verl's loggers (verl.utils.tracking.Tracking.supported_backend), each with the package it imports.
 PACKAGES = {
     "console": "",
     "file": "",
@@ -41,8 +41,8 @@ PACKAGES = {
     "wandb": "wandb",
 }
 STEP_AXIS = "training/global_step"  # a metric that verl logs only in training steps
-MAX_TAG = 64  # Characters, wandb's limit.
-# wandb's table of runs shows the mean of these metrics. It shows the last value of all others.
+MAX_TAG = 64  # wandb's limit, in characters
+# wandb's table of runs shows the means of these metrics, and the last values of all other metrics.
 MEAN_IN_SUMMARY = (
     "sam/engine/rollout_s",
     "sam/engine/tokens_per_s",
@@ -103,11 +103,7 @@ def wandb_arguments(config: DictConfig, run: RunConfig, info: RunInfo) -> dict[s
 
 
 def start_wandb(config: DictConfig, run: RunConfig, info: RunInfo) -> None:
-    """Create the wandb run that verl will use, if wandb is among the loggers.
-
-    If this fails, the run is recorded offline for ``wandb sync``. If that fails, too, wandb is
-    removed from ``trainer.logger``.
-    """
+    """Create the wandb run that verl will use; if that fails, record offline or without wandb."""
     if WANDB not in chosen(config.trainer.logger):
         return
     try:
@@ -152,14 +148,14 @@ class OnceWarning:
 
 
 class GuardedWandb:
-    """Wraps verl's wandb logger, and keeps its errors from the training loop."""
+    """Wraps verl's wandb logger, so that errors of wandb do not end the training."""
 
     def __init__(self, wandb: Any) -> None:
         self._wandb = wandb
         self._guard = OnceWarning("wandb takes no more metrics")
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
-        """Log metrics; add the training step, which is missing in the first validation."""
+        """Log metrics with the training step, which verl leaves out in the first validation."""
         self._guard(lambda: self._wandb.log(data={STEP_AXIS: step, **data}, step=step))
 
     def alert(self, title: str, text: str) -> None:
@@ -172,7 +168,7 @@ class GuardedWandb:
 
 
 class GuardedTable:
-    """Wraps a logger of verl for tables or texts, and keeps its errors from the training loop."""
+    """Wraps a logger of verl for tables or texts, so that its errors do not end the training."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -183,7 +179,7 @@ class GuardedTable:
 
 
 def tensorboard_layout() -> dict[str, dict[str, list]]:
-    """Return our sections and panels for TensorBoard's tab "custom scalars"."""
+    """Return the sections and panels of TensorBoard's tab "custom scalars"."""
     return {
         section.title: {
             panel.title: [

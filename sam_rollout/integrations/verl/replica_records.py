@@ -1,4 +1,4 @@
-"""Joins what an engine's workers, step recorder and server have recorded, for the trainer."""
+"""Joins the records of an engine's workers, step recorder and server for the trainer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +13,9 @@ from sam_rollout.telemetry.records import RequestRecord, RequestTotals, TraceRec
 
 @dataclass
 class ReplicaRecords:
-    """The records of one engine since its records were last collected.
+    """The records that one engine has made since its records were last collected."""
 
-    `replica` is the engine's number among all engines of the rollout.
-    """
-
-    replica: int
+    replica: int  # the engine's number among all engines of the rollout
     engine_steps: pa.Table
     requests: pa.Table
     traces: pa.Table | None
@@ -46,11 +43,10 @@ class FinishedRequest:
     finish_reason: str
     resumed_tokens: int = 0  # number of prompt tokens that were sampled before an interruption
     weights: int | None = None  # the training step whose update produced the engine's weights
-    # Arguments of SamplingParams without max_tokens; None if the response cannot be sampled again.
+    # Arguments of SamplingParams except max_tokens; None if the response cannot be sampled again.
     sampling: dict[str, Any] | None = None
 
     def _shared_columns(self, place: Place) -> dict[str, Any]:
-        """Return the columns that requests and traces share; `place.split` is only a default."""
         who = self.identity
         return {
             **place._asdict(),
@@ -88,13 +84,13 @@ def join_records(
 ) -> ReplicaRecords:
     """Join the records of an engine's workers, its recorder and the server.
 
-    `workers` has each worker's answer to `sam_drain`, which is None without a draft session. The
-    question was sent at `asked_s`, a time of this process's monotonic clock. With `traced`, token
-    ids are kept.
+    `workers` has the workers' answers to the call `sam_drain`; a worker without a draft session
+    answers None. The call was sent at `asked_s`, by this process's monotonic clock. With `traced`,
+    the result includes token ids.
     """
     session = next((part for part in workers if part), None)
     steps = on_this_clock(session, asked_s) if session else None
-    # vLLM appends "-" and eight random characters to the request id.
+    # vLLM appends "-" and eight random characters to request ids.
     totals = {
         request_id.rpartition("-")[0] or request_id: RequestTotals(*counts)
         for request_id, counts in (session["requests"] if session else {}).items()

@@ -1,15 +1,16 @@
 """Chooses a name for each request of a response; the name keys the request's random numbers.
 
-Random numbers are keyed by name and position in the text. Requests of a response may share a name
-only if each continues the text of the previous one.
+A random number depends on the name and on the position in the text. Requests of a response may
+share a name only if each request continues the text of the previous request.
 
-An agent loop with one request at a time keeps one name. A request with a shorter prompt gets
-another name, because it would otherwise draw again at positions already used.
+If an agent loop runs one request at a time, its requests share one name. A request whose prompt is
+shorter than the text so far gets a new name. With the old name, it would use the random numbers of
+some positions again.
 
-If an agent loop has several requests at once, their prompts determine the names. A prompt that
-extends the text of an ended request continues that request's name, unless another request has
-continued it already. Every other prompt gets a new name: its hash, and the number of equal
-prompts before it.
+If an agent loop runs several requests at once, prompts determine the names. A request whose prompt
+extends the text of an ended request takes that request's name, unless another request has already
+done so. Any other request gets a new name: the hash of its prompt, and the number of earlier
+requests with an equal prompt.
 """
 
 from collections import Counter
@@ -42,7 +43,7 @@ class RequestKeys:
         self._branches = False  # whether two requests ever ran at once
 
     def begin(self, prompt_ids: Sequence[int]) -> _Chain:
-        """Return the chain of a new request; the chain's `name` keys its random numbers."""
+        """Return the chain of a new request; random numbers depend on the chain's `name`."""
         self._branches = self._branches or self._running > 0
         prompt = group_of(prompt_ids)
         if self._branches:
@@ -71,17 +72,17 @@ class RequestKeys:
         return self._chains[-1]
 
     def _extended(self, prompt_ids: Sequence[int]) -> _Chain | None:
-        """Return the chain whose text the prompt extends, if any.
+        """Return the first chain with the longest text that the prompt extends, if any.
 
-        Among several, the first with the longest text is returned. A chain with a running request
-        is skipped, because that request draws at the positions after the chain's text.
+        Chains with a running request are skipped, because that request samples the positions that
+        follow the chain's text.
         """
         found = None
         for chain in self._chains:
             length = len(chain.text)
             if chain.running or not length or (found and length <= len(found.text)):
                 continue
-            # The comparison of one token avoids a copy of the prompt for most chains.
+            # For most chains, comparing one token avoids a copy of the prompt.
             ends_alike = length <= len(prompt_ids) and prompt_ids[length - 1] == chain.text[-1]
             if ends_alike and list(prompt_ids[:length]) == chain.text:
                 found = chain

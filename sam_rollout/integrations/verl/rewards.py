@@ -1,7 +1,7 @@
 """Checks the results of a reward function, and prepares them for verl's metrics.
 
 A reward returns a number, or a dict with ``score`` and further entries to log. verl assumes that
-all of them are numbers. A reward that cannot judge a response returns None.
+all entries are numbers. A reward that cannot judge a response returns None.
 """
 
 import math
@@ -11,9 +11,9 @@ from typing import Any
 
 from sam_rollout.integrations.verl.failures import FilterMetricError
 
-# Entry of the reward's extra info that is 1 for a right answer. The filter may use another metric.
+# Entry of the reward's extra info that is 1 for a right answer; the filter may use another entry.
 ACCURACY = "acc"
-ANSWER = "pred"  # Entry of the extra info: the answer, on which verl takes majority votes.
+ANSWER = "pred"  # entry with the response's answer, for verl's majority votes
 SCORE = "reward"  # verl's name of the score, which every response has
 METRIC_FIELD = "algorithm.filter_groups.metric"
 
@@ -36,7 +36,7 @@ def check_reward(score: Any, extra: Mapping[str, Any], metric: str | None) -> No
 
     Raises:
         UnjudgedError: The score or metric of this response is not a number.
-        FilterMetricError: The reward never returns the metric.
+        FilterMetricError: The reward does not return the metric.
     """
     if figure(score) is None:
         raise UnjudgedError(f"the reward gave score = {score!r}: must be a number")
@@ -58,7 +58,7 @@ def check_reward(score: Any, extra: Mapping[str, Any], metric: str | None) -> No
 def computable(columns: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
     """Return a validation's columns with values that verl's metrics can use.
 
-    verl skips None. It skips a column whose first value is text. Other values must be numbers.
+    verl skips the value None, and a column whose first value is text. Other values must be numbers.
     """
     clean: dict[str, list[Any]] = {}
     for name, values in columns.items():
@@ -79,8 +79,8 @@ def judged_counts(
 ) -> dict[tuple[str, str], int]:
     """Return the number of responses from which each validation prompt's accuracy is computed.
 
-    verl counts a response without an accuracy as wrong. Responses that the reward could not judge
-    (accuracy None) are left out here. The keys of `expected` are pairs (data source, prompt).
+    verl would count a response that the reward could not judge (accuracy None) as wrong. Here, such
+    responses are left out. The keys of `expected` are pairs (data source, id of the prompt).
     """
     rows = zip(sources, uids, accuracies, strict=True)
     unjudged = Counter((str(source), str(uid)) for source, uid, acc in rows if acc is None)

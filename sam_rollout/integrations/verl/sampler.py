@@ -1,10 +1,10 @@
-"""DAPO's dynamic sampling, by rounds or by refill, with metrics for a fair comparison.
+"""Samples as DAPO does, in rounds or with refill, and counts what was sampled.
 
-A group has no signal if the filter metric is the same in all its responses. verl 0.9.1's refill
-replaces such a group's prompt at once. Timing then decides which prompts a step trains on. The
-published DAPO setups use rounds: they sample ``gen_batch_size`` prompts, wait for all, drop groups
-without signal, and keep the first ``train_batch_size`` groups in dataset order. Another round
-follows if too few groups are left.
+A group (all responses to one prompt) has no signal if the filter metric is the same in all its
+responses. verl 0.9.1's refill replaces such a group's prompt at once, so that timing decides which
+prompts a step trains on. The published DAPO setups use rounds: they sample ``gen_batch_size``
+prompts, wait for all responses, drop groups without signal, and keep the first ``train_batch_size``
+groups in dataset order. If too few groups are left, another round follows.
 
 The metrics include the accuracy before filtering, because the filter also drops groups whose
 answers are all right.
@@ -32,12 +32,11 @@ class TooManyRoundsError(RuntimeError):
 
 
 class _ObservedReplayBuffer(ReplayBuffer):
-    """verl's replay buffer, which also keeps the submission order and every group's accuracies.
+    """verl's replay buffer, which also stores the order of prompts and every group's accuracies.
 
     Args:
-        sampler_kwargs: ``filter_metric`` (an entry of the reward's extra info, or None to keep
-            every group), ``train_batch_size``, ``gen_batch_size``, ``max_rounds`` (0: no limit),
-            ``max_failed_share``, ``max_inflight_gen_batches``, ``poll_interval_s``.
+        sampler_kwargs: ``filter_metric`` is an entry of the reward's extra info, or None to keep
+            every group; ``max_rounds`` 0 means no limit. `translation.py` sets all keys.
     """
 
     def __init__(self, *, sampler_kwargs: Any, **kwargs: Any) -> None:
@@ -54,21 +53,21 @@ class _ObservedReplayBuffer(ReplayBuffer):
         self.max_rounds: int = sampler_kwargs.max_rounds
         self.max_failed_share: float = sampler_kwargs.max_failed_share
         self._least_groups = min(LEAST_GROUPS, sampler_kwargs.train_batch_size)
-        self.failures = FailureWatch([])  # the trainer replaces this once it has agent loops
-        self.failed_validation_responses = 0  # the trainer resets this count
+        self.failures = FailureWatch([])  # replaced by the trainer once agent loops exist
+        self.failed_validation_responses = 0  # reset by the trainer
         self._order: dict[str, int] = {}
         self._numbers = itertools.count()
-        self._counted: set[str] = set()  # groups counted in an earlier step, not yet trained on
+        self._counted: set[str] = set()  # groups that an earlier step has counted
         self._outcomes: dict[str, list[float]] = {}
-        # Response that waits for training -> pairs (training step, number of tokens sampled with
-        # its weights). Only an asynchronous trainer's client counts such tokens.
+        # Response that waits for training -> pairs (training step, number of tokens that the step's
+        # weights sampled). Only clients of asynchronous trainers count tokens in this way.
         self._tokens_by_weights: dict[str, list[tuple[int, int]]] = {}
         self._filtered: set[str] = set()
         self._failed: set[str] = set()
         self._trained: list[str] = []
 
     def note_submitted(self, uids: list[str]) -> None:
-        """Store the dataset order of prompts; the trainer calls this when it submits them."""
+        """Store the dataset order of prompts, which the trainer is about to submit."""
         for uid in uids:
             self._order.setdefault(uid, next(self._numbers))
 
@@ -88,7 +87,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         return super()._wait_for_next_poll(partition_id, last_debug_time)
 
     def _sample_validation(self, global_steps: int, batch_size: int) -> tuple[KVBatchMeta, dict]:
-        """Sample as verl does; failed responses are missing from the batch."""
+        """Sample a validation batch as verl does; the batch lacks failed responses."""
         self.failures.begin()
         batch, metrics = super().sample(global_steps, "val", batch_size)
         where = f"validation at training step {global_steps}"
@@ -108,9 +107,8 @@ class _ObservedReplayBuffer(ReplayBuffer):
         self.failures.check(where, submitted, len(failed), limit=limit, empty=not failed & came)
 
     def _check_failures(self, partition_id: str) -> None:
-        """End the run if too many of the step's groups have failed by now."""
         if len(self._order) >= self._least_groups:
-            # With `refill`, a failed group may have been submitted in the previous step.
+            # With refill, the previous step may have submitted a group that failed in this step.
             submitted = len(self._order.keys() | self._failed)
             limit = self.max_failed_share
             self._check_groups(self._where, partition_id, submitted, self._failed, limit)
@@ -195,7 +193,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
             for pair in pairs
         ]
         tokens = sum(count for _, count in counts)
-        newest = self._global_steps - 1  # the step's own update comes after its sampling
+        newest = self._global_steps - 1  # a step updates the weights after it has sampled
         return sum((newest - step) * count for step, count in counts) / tokens if tokens else None
 
     def _forget_order(self) -> None:
@@ -204,7 +202,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
 
 
 class RefillReplayBuffer(_ObservedReplayBuffer):
-    """Refills as verl does, one prompt at a time, and adds our metrics and checks."""
+    """Replaces groups without signal one at a time, as verl does; adds metrics and checks."""
 
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int
@@ -224,10 +222,10 @@ class RefillReplayBuffer(_ObservedReplayBuffer):
 
 
 class AsyncRefillReplayBuffer(RefillReplayBuffer, ReplayBufferAsync):
-    """Refills as verl does, with verl's asynchronous buffer, which keeps groups for later steps.
+    """Refills as verl's asynchronous buffer does, which keeps groups for later steps.
 
-    A trainer may sample several batches in a step. Our metrics count the whole step, so only its
-    last batch has them.
+    A trainer may sample several batches in a step. The metrics of the whole step come with the last
+    batch; earlier batches have no metrics.
     """
 
     def __init__(self, *, trainer_config: Any, **kwargs: Any) -> None:
@@ -236,10 +234,10 @@ class AsyncRefillReplayBuffer(RefillReplayBuffer, ReplayBufferAsync):
         self._times_s: list[float] = []  # durations of the step's batches so far
 
     def note_restored(self) -> None:
-        """Take over a checkpoint's groups; the next step does not count finished ones once more."""
+        """Take over a checkpoint's groups; no later step counts its finished groups again."""
         self._sync_metadata_from_transfer_queue()
         restored = self.prompt_global_steps[TRAIN_SPLIT]
-        # Used responses are deleted; otherwise verl would write them into every later checkpoint.
+        # Used responses are deleted, because verl would write them into every later checkpoint.
         used = [key for key in self.partitions[TRAIN_SPLIT] if key.split("_")[0] not in restored]
         if used:
             tq.kv_clear(partition_id=TRAIN_SPLIT, keys=used)

@@ -60,7 +60,7 @@ ENGINE_THREADS_ENV = "SAM_ENGINE_OMP_NUM_THREADS"
 def sleep_level(deepest: int, sam: SamConfig) -> int:
     """Return the deepest sleep level that an engine may use.
 
-    Level 2 drops the weights, and no weight sync brings a drafting model's weights back.
+    Level 2 drops all weights, and no weight sync brings a drafting model's weights back.
     """
     return min(deepest, 1) if sam.drafts_with_model and sam.sources.model.path else deepest
 
@@ -81,7 +81,7 @@ class SamHttpServer(vLLMHttpServer):
         Raises:
             DeadPartError: The engine died; the message names the cause.
         """
-        # The engine reads OMP_NUM_THREADS when it starts; the trainer keeps its own number.
+        # The engine reads OMP_NUM_THREADS when it starts; the trainer has its own thread count.
         if threads := os.environ.get(ENGINE_THREADS_ENV):
             os.environ["OMP_NUM_THREADS"] = threads
         answer_or_die()  # needed if our entry points are not installed
@@ -98,7 +98,7 @@ class SamHttpServer(vLLMHttpServer):
         return f"the engine of replica {self.replica_rank} died: {cause_of_death()}"
 
     async def trouble(self) -> str:
-        """Return the error that ended this server's engine or a weight sync; empty without one."""
+        """Return the error that ended the engine or a call of the training side; "" if none."""
         engine = getattr(self, "engine", None)
         if engine is not None and engine.errored:
             return self._engine_died()
@@ -119,21 +119,21 @@ class SamHttpServer(vLLMHttpServer):
         self._settings = settings = settings_of(self.engine.vllm_config)
         bound = await ask_engines(self.engine, "sam_bind")
         reports = [report for workers in bound for report in workers]
-        # These lines are printed and not logged, because log levels must not hide them.
+        # These lines are printed, not logged, because log levels must not hide them.
         print(check_drafters(reports, settings.sam), flush=True)
         print(check_samplers(reports, settings.sampler), flush=True)
         await asyncio.gather(*(self._warm_up(engine) for engine in range(len(bound))))
         self._finished: list[FinishedRequest] = []
         self.engine.add_request = self._landing_noted(self.engine.add_request)
-        self._under_way: dict[object, RequestIdentity | None] = {}  # running requests
-        self._admitted_s: dict[str, float] = {}  # when each request was admitted
+        self._under_way: dict[object, RequestIdentity | None] = {}  # identities of running requests
+        self._admitted_s: dict[str, float] = {}  # times at which requests were admitted
         self._landing: set[str] = set()  # ids of admitted requests on their way to the engine
-        self._interrupted: list[RequestIdentity | None] = []  # interrupted since the last drain
+        self._interrupted: list[RequestIdentity | None] = []  # emptied by `drain_records`
         self._recorders = EngineRecorders(len(bound))
         self._proof = DraftProof(self.engine, settings.sampler, self._recorders)
         if needs_probe(settings.sam):
             self._probe = DrafterProbe(self.engine, settings.sam, self._recorders)
-        await ask_engines(self.engine, "sam_drain")  # Drops records that belong to no rollout.
+        await ask_engines(self.engine, "sam_drain")  # drops the warm-up's records
         if self.engine.logger_manager is None:
             raise RuntimeError(
                 "rollout.disable_log_stats=True leaves no per-step statistics to record: "
@@ -168,10 +168,10 @@ class SamHttpServer(vLLMHttpServer):
         extra_args = sampling_params.get("extra_args") or {}
         identity = RequestIdentity.from_extra_args(extra_args)
         resumed = identity.resumed(len(prompt_ids)) if identity else 0
-        # One output is asked for; otherwise vLLM would send all tokens again with every new token.
+        # vLLM sends a response once, at its end. By default, every output has all tokens so far.
         one_output = {"output_kind": RequestOutputKind.FINAL_ONLY}
         sampling_params = continued(sampling_params, resumed) | one_output
-        call = object()  # with full_determinism, verl's parallel requests share an id
+        call = object()  # ids are not unique: with full_determinism, parallel requests share an id
         self._under_way[call] = identity
         start_s = time.time()
         try:
@@ -208,7 +208,7 @@ class SamHttpServer(vLLMHttpServer):
         return output
 
     async def _park_until_admitted(self, request_id: str) -> TokenOutput | None:
-        """Wait as verl does while generation is interrupted; then the request's time begins."""
+        """Wait as verl does while generation is interrupted; then start to time the request."""
         rejected = await super()._park_until_admitted(request_id)
         self._admitted_s[request_id] = time.time()
         if rejected is None:
@@ -218,19 +218,20 @@ class SamHttpServer(vLLMHttpServer):
 
     @property
     def _admitting(self) -> int:
-        """Number of requests on their way to the engine; verl's interruption waits for them.
+        """Number of admitted requests on their way to the engine.
 
-        verl's own count includes a request until its first output. Our requests have only one
-        output, at their end, so verl would wait until all requests have ended.
+        Before verl interrupts requests, it waits up to 60 s for this number to be 0. verl itself
+        counts a request until its first output. Our requests have only one output, at their end, so
+        verl would wait until requests have ended.
         """
         return len(self._landing)
 
     @_admitting.setter
     def _admitting(self, count: int) -> None:
-        pass  # verl sets its own count
+        pass  # verl's own count is not used
 
     def _landing_noted(self, add_request: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `add_request`: a request counts as on its way to the engine until this call ends."""
+        """Return `add_request`, wrapped so that requests leave `_landing` when the call ends."""
 
         @functools.wraps(add_request)
         async def add(request_id: str, *args: Any, **kwargs: Any) -> Any:
@@ -242,11 +243,11 @@ class SamHttpServer(vLLMHttpServer):
         return add
 
     async def abort_all_requests(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Interrupt all requests as verl does; the engine's clock stops until new requests come."""
+        """Interrupt all requests as verl does, and stop timing steps until new requests come."""
         aborted = await super().abort_all_requests(*args, **kwargs)
         if self.node_rank != 0:
             return aborted  # The engine belongs to the replica's first server.
-        # Wait until the records include the last tokens: the trainer asks for records next.
+        # Wait until the records include all sampled tokens, because the trainer collects them next.
         deadline = time.monotonic() + ABORTED_WITHIN_S
         while self._admitted_s and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
@@ -277,14 +278,14 @@ class SamHttpServer(vLLMHttpServer):
         """Return this replica's progress, without waiting for its engines."""
         recorders = getattr(self, "_recorders", None)
         if recorders is None:
-            return EngineProgress()  # still starting
+            return EngineProgress()  # the server is starting
         engines = [recorder.progress() for recorder in recorders.recorders]
         return total([*engines, EngineProgress(finished=len(self._finished))])
 
     async def drain_records(
         self, step: int, split: str, keep: bool = False
     ) -> list[ReplicaRecords]:
-        """Return each engine's new records; with `keep`, `check_drafts` can repeat the requests."""
+        """Return each engine's new records; with `keep`, `check_drafts` can repeat requests."""
         asked_s = time.monotonic()
         going_on = [*self._interrupted, *self._under_way.values()]
         self._interrupted = []
@@ -302,8 +303,8 @@ class SamHttpServer(vLLMHttpServer):
             for place, recorder, workers, share in engines
         ]
         self._proof.candidates = candidates(shares, records) if keep else []
-        # The sentinel recognises engines without a draft session by their empty counters, so only
-        # an engine with a session gets the counters of sharing.
+        # The sentinel takes an engine with empty counters for one without a draft session, so the
+        # counters of sharing are added to an engine that has other counters.
         counting = next((one for one in records if one.drafter_counters), None)
         if self._sharing is not None and counting is not None:
             counting.drafter_counters |= self._sharing.take_counters()

@@ -48,14 +48,14 @@ def _status_line() -> Iterator[Callable[[str], None]]:
     from rich.live import Live
     from rich.text import Text
 
-    # rich prints all other output above the line. The settings keep that output unchanged.
+    # rich prints other output above the status line. These settings keep that output unchanged.
     console = Console(highlight=False, markup=False, soft_wrap=True)
     with Live(
         Text(""),
         console=console,
         auto_refresh=False,
         transient=True,
-        redirect_stderr=sys.stderr.isatty(),  # errors may go to a file
+        redirect_stderr=sys.stderr.isatty(),  # stderr may be a file
     ) as live:
         yield lambda line: live.update(Text(line, overflow="ellipsis", no_wrap=True), refresh=True)
 

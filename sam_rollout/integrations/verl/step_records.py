@@ -1,6 +1,6 @@
 """Writes the records of training steps, and adds our metrics to verl's.
 
-No error here ends a training run; failing records or metrics are left out with a warning.
+A failure to write records or to compute metrics only causes a warning in the log.
 """
 
 import logging
@@ -35,8 +35,7 @@ class StepRecords:
         sentinel = run.telemetry.sentinel
         self._sentinel = Sentinel(sentinel) if run.sam.enabled and sentinel.enabled else None
         self._reports: list[ReplicaRecords] = []  # records of the current training step
-        # `_reports` were recorded since the time `_since_s`. The last records were collected at the
-        # time `_drained_s`.
+        # `_reports` cover the time since `_since_s`. Records were last collected at `_drained_s`.
         self._since_s = self._drained_s = -math.inf
 
     def collect(
@@ -72,7 +71,7 @@ class StepRecords:
         )
 
     def prove(self, step: int, compare: Callable[[], Sequence[Compared]]) -> dict[str, float]:
-        """Print the results of `compare` for a training step's texts; return them as metrics."""
+        """Call `compare` for a training step's texts; print its results, and return metrics."""
 
         def measured() -> dict[str, float]:
             began_s = time.perf_counter()
@@ -127,11 +126,10 @@ def _earlier_steps(folder: RunFolder) -> Mapping[int, dict[str, float]]:
     try:
         return folder.read_train_steps(problems=[])
     except RunFolderError:
-        return {}  # This is the run's first start.
+        return {}  # this is the run's first start
 
 
 def _attempt(measure: Callable[[], dict[str, float]], lost: str) -> dict[str, float]:
-    """Return the metrics of a call; if it fails, log the warning `lost` and return no metrics."""
     try:
         return measure()
     except Exception:

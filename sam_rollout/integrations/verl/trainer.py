@@ -53,7 +53,7 @@ class _RecordingTrainer(PPOTrainer):
 
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):
-            # verl knows only its own modes, so the name of ours becomes that of the extended mode.
+            # verl does not know our modes, so it gets the mode of the trainer that ours extends.
             config.trainer.v1.trainer_mode = TRAINER_MODES[config.trainer.v1.trainer_mode]
         super().__init__(config)
         self._run = read_run_config(config)
@@ -107,7 +107,7 @@ class _RecordingTrainer(PPOTrainer):
         self._adopt_loggers()
 
     def _adopt_loggers(self) -> None:
-        """Guard verl's loggers, which exist once `fit` calls its first hook."""
+        """Wrap verl's loggers to catch their errors; `fit` makes loggers before its first hook."""
         if self._curve_logger is not None:
             return
         loggers = self.logger.logger
@@ -136,12 +136,12 @@ class _RecordingTrainer(PPOTrainer):
         batch = super()._compute_old_log_prob(batch, metrics)
         if self._trains_head:
             with marked_timer("train_head", self.timing_raw):
-                # The first step has no previous step, so its own time until now is used.
+                # The budget is a share of the previous step's time or, in the first step, of the
+                # time so far.
                 step_s = self._step_s or time.perf_counter() - self._step_began_s
                 seconds = self._run.sam.sources.model.train.budget * step_s
                 results = self.actor_rollout_wg.train_head(seconds)
-            # All processes return the same metrics, except for the time, of which the longest
-            # counts.
+            # Processes return the same metrics but different times; the longest time counts.
             self._head_s = max(result["time_s"] for result in results)
             found = {f"head_training/{name}": value for name, value in results[0].items()}
             metrics |= named(TRAIN_SPLIT, found)
@@ -149,7 +149,7 @@ class _RecordingTrainer(PPOTrainer):
 
     def on_step_end(self) -> None:
         super().on_step_end()
-        if self.global_steps >= self.total_training_steps:  # then verl skips `on_train_end`
+        if self.global_steps >= self.total_training_steps:  # verl skips `on_train_end` now
             self._save_head()
 
     def on_train_end(self) -> None:
@@ -169,7 +169,7 @@ class _RecordingTrainer(PPOTrainer):
         metrics[metric_name(VAL_SPLIT, "rounds/failed_responses")] = failed
         metrics.update(self._drain(VAL_SPLIT))
         if self.config.trainer.val_before_train and not hasattr(self, "timing_raw"):
-            # verl logs the first validation, before training, outside its training loop.
+            # The validation before training belongs to no training step, so it is written here.
             self._records.write(self.global_steps, metrics)
         return metrics
 
@@ -198,7 +198,7 @@ class _RecordingTrainer(PPOTrainer):
             self._step_s = metrics["timing_s/step"]
             metrics[metric_name(TRAIN_SPLIT, "head_training/share")] = self._head_s / self._step_s
         self._records.complete(self.global_steps, metrics, self._alert)
-        # The step's timers have stopped, so no time of the step contains the drawing.
+        # The step's timers have stopped, so drawing the curve adds to no measured time.
         if self._curve_logger is not None:
             title = f"{self._run_info.label}, training step {self.global_steps}"
             self._curve_logger.log(self._records.engine_steps, title, self.global_steps)
@@ -244,14 +244,14 @@ class SamTrainerSync(_RecordingTrainer, PPOTrainerSync):
 
 
 class _AsyncTrainer(_RecordingTrainer):
-    """A mixin for verl's trainers that interrupt responses and continue them after the update."""
+    """A mixin for trainers that interrupt responses for a weight update and continue them later."""
 
     def _reissue_inflight_prompts(self, *args: Any, **kwargs: Any) -> int:
         self.replay_buffer.note_restored()
         return super()._reissue_inflight_prompts(*args, **kwargs)
 
     def _drain_interrupted(self, checkpoint_manager: Any) -> dict[str, float]:
-        """Interrupt running responses, then collect records, so that their tokens so far count."""
+        """Interrupt running responses, then collect records that include their tokens so far."""
         checkpoint_manager.abort_replicas()
         return self._drain(TRAIN_SPLIT)
 

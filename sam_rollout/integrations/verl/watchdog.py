@@ -24,8 +24,8 @@ LOOK_S = 2.0
 END_S = 30.0  # the trainer has to end within this time after the signal
 SIGNAL = signal.SIGUSR1
 
-# Name of a process -> a call that asks whether it lives. If the call returns a string that is not
-# empty, the string says what is wrong with the process.
+# Name of a process -> a call to this process. If the answer is a string that is not empty, it says
+# what is wrong with the process.
 Parts = Mapping[str, Callable[[], Any]]
 
 
@@ -45,7 +45,7 @@ def parts_of(trainer: Any) -> Parts:
         "reward worker": getattr(rewards, "reward_loop_workers", []),
         "agent-loop worker": getattr(agents, "agent_loop_workers", []),
         "load balancer": [getattr(one, "global_load_balancer", None) for one in managers],
-        # Only a replica's first server has an engine; the others are just asked whether they live.
+        # Only a replica's first server has an engine. Other servers only have to answer.
         "rollout server": [server for one in replicas for server in one.servers[1:]],
     }
     parts = {
@@ -87,7 +87,7 @@ class Watchdog:
                 trouble = ray.get(asked)
             except ActorDiedError as error:
                 return f"{name} died: {describe(error)}"
-            except RayError:  # If the process has died, the next `look` sees it.
+            except RayError:  # The next `look` shows whether the process has died.
                 continue
             if isinstance(trouble, str) and trouble:
                 return trouble
