@@ -14,7 +14,7 @@ class Note(NamedTuple):
     """A worker's message to the scheduler with a step's output."""
 
     wants_drafts: bool  # whether the next scheduled step gets placeholders
-    # Number of placeholders that got a draft token, by request; None if the step had none.
+    # Number of placeholders that got a draft token, by request; None if there were no placeholders.
     bound: Mapping[str, int] | None
     wants_made: bool  # whether a draft model runs in the next scheduled step
 
@@ -30,12 +30,12 @@ class LateBindingScheduler(AsyncScheduler):
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         if not self._wants_drafts:
             scheduler_output.num_spec_tokens_to_schedule = 0
-        # vLLM 0.23 ignores `num_spec_tokens_to_schedule` and uses this list.
+        # vLLM 0.23 ignores `num_spec_tokens_to_schedule` and uses `_spec_token_placeholders`.
         self._spec_token_placeholders = [-1] * (self._wants_drafts * self.num_spec_tokens)
         super()._update_after_schedule(scheduler_output)
         scheduler_output.num_spec_tokens_to_schedule = self._wants_made * self.num_spec_tokens
         if scheduler_output.has_structured_output_requests:
-            # A grammar has to see drafts before they are verified, so its request gets none.
+            # Requests with a grammar get no drafts: a grammar must see drafts before verification.
             for request_id in scheduler_output.num_scheduled_tokens:
                 request = self.requests[request_id]
                 if request.use_structured_output:

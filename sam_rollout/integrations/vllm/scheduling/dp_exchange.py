@@ -2,12 +2,11 @@
 
 Before each forward pass vLLM's data-parallel ranks sum a small tensor by an `all_reduce`. It has
 the shape [fields, ranks], and each rank fills one column. Our reports are further rows of that
-tensor. A collective of our own could hang, because one rank might call it more often than another.
+tensor. A separate collective could hang, because one rank might call it more often than another.
 
-vLLM's ``dp_utils.coordinate_batch_across_dp`` and vllm-ascend's
-``NPUModelRunner._sync_metadata_across_dp`` call ``dist.all_reduce``, which we replace there (we
-read vLLM 0.11 to 0.28 and vllm-ascend 0.23). All ranks do this before their first step, when the
-proposer is made.
+We replace ``dist.all_reduce`` in the modules of vLLM's ``dp_utils.coordinate_batch_across_dp`` and
+vllm-ascend's ``NPUModelRunner._sync_metadata_across_dp`` (read in vLLM 0.11 to 0.28 and vllm-ascend
+0.23). Every rank replaces ``all_reduce`` when its proposer is made, before its first step.
 """
 
 import sys
@@ -18,7 +17,7 @@ import torch
 
 from sam_rollout.gating.agreement import IDLE, Report
 
-# Modules that sum the tensor; the first loaded one belongs to the runner in use.
+# Modules that sum the tensor. The first of them that is loaded belongs to the runner in use.
 SYNC_MODULES = ("vllm_ascend.worker.model_runner_v1", "vllm.v1.worker.dp_utils")
 _LARGEST = torch.iinfo(torch.int32).max
 
@@ -32,11 +31,7 @@ def steps_in_lockstep(vllm_config: Any) -> bool:
 
 
 class DpExchange:
-    """Exchanges reports between ``ranks`` data-parallel ranks of an engine group.
-
-    It replaces ``torch.distributed`` in the module that sums the tensor, and changes
-    ``all_reduce``.
-    """
+    """Takes the place of ``torch.distributed`` in the module that sums the tensor."""
 
     def __init__(self, rank: int, ranks: int, dist: Any = torch.distributed) -> None:
         self.dist = dist
@@ -55,7 +50,7 @@ class DpExchange:
         return self._exchanges, self._received.cpu().numpy().T
 
     def all_reduce(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Add reports to a step's sum, int32 [fields, ranks]; other sums are not changed."""
+        """Add reports to a step's tensor, int32 [fields, ranks]; sum other tensors unchanged."""
         if args or kwargs.keys() != {"group"} or not self._is_of_a_step(tensor):
             return self.dist.all_reduce(tensor, *args, **kwargs)
         reports = torch.zeros(len(Report._fields), self.ranks, dtype=torch.int32)
@@ -65,7 +60,7 @@ class DpExchange:
         both = torch.cat([tensor, reports.to(tensor.device, non_blocking=True)])
         self.dist.all_reduce(both, **kwargs)
         tensor.copy_(both[:fields])
-        self._received = both[fields:]  # on the device: a copy to the host would wait
+        self._received = both[fields:]  # not copied to the host, because the copy would wait
         self._exchanges += 1
         return None
 

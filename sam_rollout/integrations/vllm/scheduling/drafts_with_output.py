@@ -12,7 +12,7 @@ from vllm.v1.outputs import DraftTokenIds
 
 from sam_rollout.integrations.vllm.wrapping import Wrapper, wrap_once
 
-_DRAFTS = "sam_rollout_drafts"  # attribute of an output: the drafts, and `wants_made`
+_DRAFTS = "sam_rollout_drafts"  # attribute of an output; its value is (drafts, `wants_made`)
 
 
 class WithOutput(Wrapper):
@@ -20,7 +20,7 @@ class WithOutput(Wrapper):
 
     Attributes:
         drafts: the draft tokens of each row of the current step; None until they are made.
-        wants_made: whether the model's drafts are wanted in the next step.
+        wants_made: whether the draft model's drafts are wanted in the next step.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -40,7 +40,7 @@ class WithOutput(Wrapper):
 class SyncScheduler(Scheduler):
     """vLLM's synchronous scheduler, changed to take drafts from a step's output."""
 
-    drafts_came = False  # whether the last output carried our mark, with drafts or without
+    drafts_came = False  # whether the last output had the attribute `_DRAFTS`
     _wants_made = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -48,14 +48,14 @@ class SyncScheduler(Scheduler):
         fetch_only_what_did_not_come()
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """Schedule a step; if a model's drafts are not wanted, only the model's first pass runs."""
+        """Schedule a step; if a draft model's drafts are not wanted, only its first pass runs."""
         scheduled = super().schedule(*args, **kwargs)
         if not self._wants_made:
             scheduled.num_spec_tokens_to_schedule = 0
         return scheduled
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """Take a step's tokens, then its drafts: a grammar has to read them in this order."""
+        """Take a step's tokens, then its drafts, because grammars have to read the tokens first."""
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         told = getattr(model_runner_output, _DRAFTS, None)
         self.drafts_came = told is not None

@@ -1,13 +1,13 @@
-"""Binds drafts late in the worker, so that our drafter works with asynchronous scheduling.
+"""Inserts drafts into steps that vLLM's asynchronous scheduler has already scheduled.
 
 vLLM schedules step n + 1 while step n is on the device. The drafts for step n + 1 follow from the
-tokens of step n. So the scheduler only reserves placeholders for k draft tokens per request, or
-none (`async_scheduler.py`). Step n + 1 can run in three ways:
+tokens of step n. So the scheduler only reserves placeholders, k per request or none
+(`async_scheduler.py`). Step n + 1 can run in three ways:
 
 * **Without placeholders**: it is launched at once. The tokens of step n are read while it runs.
-* **Prepared ahead**, if few requests run: the step is prepared with a token in every placeholder.
-  Right before the forward pass, drafts are written into the input. Placeholders without a draft
-  hold arbitrary tokens.
+* **Prepared ahead**, if few requests run: the step is prepared with arbitrary tokens in the
+  placeholders. Right before the forward pass, drafts are written over them. Placeholders without a
+  draft still hold arbitrary tokens.
 * **Bound**, if many requests run: the worker waits for the tokens of step n, makes drafts, and
   prepares a copy of the step with these drafts and without unused placeholders.
 """
@@ -29,8 +29,8 @@ from sam_rollout.integrations.vllm.scheduling.async_scheduler import NOTE, Note
 from sam_rollout.integrations.vllm.wrapping import Wrapper
 from sam_rollout.session.session import DraftSession
 
-# Limit of scored tokens for a step that is prepared ahead. An accelerator whose memory limits its
-# speed scores this number of tokens in about the time of one token.
+# A step is prepared ahead only if it scores at most this number of tokens. An accelerator whose
+# speed is limited by its memory scores them in about the time of one token.
 SCORED_AHEAD = 256
 _PATIENCE_S = 0.1  # longest wait for the next launch
 _NAP_S = 2e-5
@@ -46,9 +46,9 @@ def _take_in(tokens, vocab_size, start, rows, token_ids, is_token_ids, lengths, 
         tokens: int32[S, N], the samples of the step's S texts; a row ends at the first invalid
             token id.
         start: int32[S], length of each text before the step.
-        rows: int64[S], each text's row in the present batch, -1 if it has none.
+        rows: int64[S], each text's row in the present batch, -1 if the text has left the batch.
         token_ids: int32[R, L], texts by row; written to.
-        is_token_ids: bool[R, L], where `token_ids` holds tokens; written to.
+        is_token_ids: bool[R, L], true where `token_ids` holds a token; written to.
         lengths, sampled: int32[B], new length and number of new tokens of each text; written to.
     """
     longest = token_ids.shape[1]
@@ -75,8 +75,8 @@ class Launched:
         output: the runner's output, vLLM's `AsyncGPUModelRunnerOutput`.
         start: int32[B], length of each text before the step.
         places: whether the step had placeholders.
-        whole: whether every placeholder holds a token.
-        made: the draft model's drafts, which arrive together with the step's tokens.
+        whole: whether the step kept all its placeholders.
+        made: the draft model's drafts, which reach the host together with the step's tokens.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class Launched:
     def synchronize(self) -> None:
         """Wait for the tokens; vLLM's output thread calls this in place of the event's method.
 
-        While the device idles, that thread also waits for the next launch, because it would compete
-        with the worker for the interpreter's lock.
+        While the device idles, the thread also waits for the next launch. Otherwise it would
+        compete with the worker for the interpreter's lock.
         """
         self._arrived.synchronize()
         if self._urgent:
@@ -108,10 +108,10 @@ class Launched:
     def wait(self, *, urgent: bool = False) -> np.ndarray:
         """Wait for the tokens, int32[B, N]; a row ends at the first invalid token id.
 
-        If the next launch waits for them (`urgent`), call `launched_next` after that launch.
+        If the next launch waits for the tokens (`urgent`), call `launched_next` after the launch.
         """
         self._urgent = urgent
-        if urgent:  # `synchronize` would return late
+        if urgent:  # the event's `synchronize` would return later
             while not self._arrived.query():
                 time.sleep(_NAP_S)
         else:
@@ -123,10 +123,10 @@ class Launched:
 
 
 class LateBinding(Wrapper):
-    """Wraps methods of a model runner with asynchronous scheduling; one per rank of an engine.
+    """Wraps methods of an asynchronously scheduled runner; each rank of an engine has one wrapper.
 
     Args:
-        session: None on ranks whose drafts vLLM does not read; these get the first rank's drafts.
+        session: None on ranks whose drafts vLLM does not read. Such ranks get rank 0's drafts.
         group: the tensor-parallel group, None if it has a single rank.
     """
 
@@ -145,7 +145,7 @@ class LateBinding(Wrapper):
         self._drafter = drafter
         self._k: int = runner.num_spec_tokens
         self._newest: Launched | None = None  # a launched step with unread tokens
-        # About the step that is being prepared:
+        # The following attributes describe the step that is being prepared.
         self._places: Mapping[str, list[int]] = {}  # placeholders by request
         self._bound: Mapping[str, int] = {}  # number of draft tokens by request
         self._gone: Collection[str] = ()  # requests that need no more tokens
@@ -189,7 +189,8 @@ class LateBinding(Wrapper):
     def _keep_books(self, scheduler_output: Any, sampler_output: Any, *args: Any) -> Any:
         sampled = sampler_output.sampled_token_ids
         if sampled.shape[-1] > 1 and self._runner.valid_sampled_token_count_gpu is None:
-            # A step that is prepared ahead needs these counts, which a draft model would provide.
+            # If the next step is prepared ahead, it needs the numbers of valid tokens. Without a
+            # draft model, vLLM does not count them.
             valid = (sampled >= 0) & (sampled < self._runner.input_batch.vocab_size)
             counts = valid.sum(dim=1, dtype=torch.int32)
             last = sampled.gather(1, (counts - 1).clamp(min=0).long().unsqueeze(1)).squeeze(1)
@@ -197,20 +198,20 @@ class LateBinding(Wrapper):
         return self._wrapped["_bookkeeping_sync"](scheduler_output, sampler_output, *args)
 
     def _fits_ahead(self, rows: int) -> bool:
-        """Whether `rows` requests score at most `SCORED_AHEAD` tokens; prompts are not counted."""
+        """Whether `rows` requests score at most `SCORED_AHEAD` tokens; prompts do not count."""
         return rows * (1 + self._k) <= SCORED_AHEAD
 
     def _before(self, step: Any) -> Any:
         """Return the step that the runner shall execute in place of the scheduled step."""
         runner, before = self._runner, self._newest
         self._places, self._bound = step.scheduled_spec_decode_tokens, {}
-        # Ended requests, and requests whose last step the scheduler has dropped.
+        # These requests ended, or the scheduler preempted them and dropped their last tokens.
         self._gone = {*step.finished_req_ids, *step.scheduled_cached_reqs.resumed_req_ids}
         self._lengths = self._awaited = None
         idle = not step.total_num_scheduled_tokens
         if before is not None and self._can_prepare_ahead(step, before):
             self._ahead = self._awaited = before
-            # Otherwise vLLM would look for drafts on the device.
+            # If these attributes were set, vLLM would look for drafts on the device.
             runner._draft_token_ids = runner._draft_token_req_ids = None
             self._bound = {name: len(places) for name, places in self._places.items()}
             return step
@@ -229,7 +230,7 @@ class LateBinding(Wrapper):
             changes = self._bind(step, drafts)
         if before is not None and before.places:
             changes["scheduled_cached_reqs"] = self._with_lengths(step, before)
-        # The scheduler may use the same object, so a copy is changed.
+        # The scheduler may still use the step, so a copy of it is changed.
         return dataclasses.replace(step, **changes) if changes else step
 
     def _can_prepare_ahead(self, step: Any, before: Launched) -> bool:
@@ -248,14 +249,14 @@ class LateBinding(Wrapper):
         )
 
     def _anybody_leaves(self, step: Any, before: Launched) -> bool:
-        """Whether a request leaves the batch with this step before its last tokens were read."""
+        """Whether a request leaves the batch with this step while its last tokens are unread."""
         scheduled, gone = step.num_scheduled_tokens, self._gone
         return any(name not in scheduled and name not in gone for name in before.request_ids)
 
     def _land(self, before: Launched, *, room: bool) -> Mapping[str, list[int]]:
         """Write the previous step's tokens into the host's arrays; return drafts by request.
 
-        `room` says whether the next step can verify drafts. Ranks that do not draft return none.
+        `room` says whether the next step can verify drafts. Without a session there are no drafts.
         """
         runner, batch = self._runner, self._runner.input_batch
         lengths, gained = self._follow(
@@ -266,13 +267,14 @@ class LateBinding(Wrapper):
             ends, counts, starts = lengths.tolist(), gained.tolist(), before.start.tolist()
             for row, request_id in enumerate(before.request_ids):
                 request = runner.requests[request_id]
-                request.prev_num_draft_len = 0  # otherwise vLLM would count all drafts as accepted
+                request.prev_num_draft_len = 0  # else vLLM would count all draft tokens as accepted
                 if counts[row]:
                     known, done = request.output_token_ids, starts[row] - request.num_prompt_tokens
-                    # vLLM removes placeholders when the first request with penalties joins.
+                    # Placeholders of sampled tokens may be missing, because vLLM removes them when
+                    # the first request with penalties joins.
                     known += [-1] * (done - len(known))
                     known[done:] = batch.token_ids_cpu[row, starts[row] : ends[row]].tolist()
-        # The next step takes its input from the host's arrays.
+        # Without these attributes, the next step takes its input from the host's arrays.
         batch.prev_sampled_token_ids = None
         batch.prev_req_id_to_index = None
         batch.sampled_token_ids_cpu = None
@@ -307,7 +309,7 @@ class LateBinding(Wrapper):
     def _with_lengths(self, step: Any, before: Launched) -> Any:
         running = step.scheduled_cached_reqs
         computed = list(running.num_computed_tokens)
-        batch = self._runner.input_batch  # with the previous step's rows
+        batch = self._runner.input_batch  # still has the previous step's rows
         lengths = dict(zip(before.request_ids, batch.num_tokens_no_spec.tolist(), strict=False))
         for place, request_id in enumerate(running.req_ids):
             if request_id in lengths and request_id not in running.resumed_req_ids:
@@ -326,7 +328,8 @@ class LateBinding(Wrapper):
         lengths, sampled = self._follow(before, request_ids, batch.num_tokens_no_spec, urgent=True)
         drafts.fill(0)  # the previous step has read this buffer by now
         self._lengths = lengths
-        # vLLM will write a placeholder at these lengths; its own lengths lack the accepted tokens.
+        # vLLM will write a placeholder at the end of each text, but does not know yet how many
+        # draft tokens were accepted.
         batch.num_tokens_no_spec[: len(lengths)] = lengths
         self._newest = None
         if self._session is not None:
@@ -374,7 +377,7 @@ class LateBinding(Wrapper):
         before, rows = self._newest, len(output._model_runner_output.req_ids)
         start = self._lengths
         if start is None:
-            start = batch.num_tokens_no_spec[:rows] - 1  # vLLM counts a placeholder
+            start = batch.num_tokens_no_spec[:rows] - 1  # vLLM's lengths include a placeholder
             start[output._invalid_req_indices] += 1
         places = {name: len(one) for name, one in self._places.items()}
         self._newest = newest = Launched(

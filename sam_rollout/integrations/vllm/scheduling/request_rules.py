@@ -1,11 +1,11 @@
 """Corrects or refuses sampling parameters that vLLM handles wrongly together with drafts.
 
-* Stop strings: vLLM cuts the text at a stop string, but keeps the step's token ids after it. Here
-  every token is checked for a stop string, and later tokens are dropped.
+* Stop strings: vLLM cuts the text at a stop string, but keeps the step's token ids after it. Our
+  wrapper looks for a stop string after every token, and drops the step's later tokens.
 * Budgets of thinking tokens: vLLM may end the thinking of the wrong request. It also counts draft
   tokens after the end of thinking. Requests with a budget are refused.
-* Log-probabilities of given tokens: vLLM does not gather them in verify steps. Requests that ask
-  for them are refused.
+* Log-probabilities of given tokens: vLLM does not gather these in verify steps. Requests that ask
+  for such log-probabilities are refused.
 """
 
 from typing import Any
@@ -43,7 +43,7 @@ def _one_by_one(original: Any) -> Any:
             is_last = place == len(new_token_ids)
             found = original(self, [token], stop_terminated and is_last)
             if found is not None:
-                del new_token_ids[place:]  # vLLM passes this list on
+                del new_token_ids[place:]  # vLLM uses this list afterwards
                 return found
         return None
 

@@ -1,8 +1,8 @@
 """Chooses the scheduler of an engine with our drafter.
 
-vLLM keeps a list of methods for which it schedules asynchronously. Our method is added to this list
-while an engine's configuration is checked. An engine that schedules synchronously takes drafts from
-a step's output (`drafts_with_output.py`), if our scheduler is known to fit the release of vLLM.
+vLLM has a list of draft methods with which it schedules asynchronously. Our method is added to this
+list while an engine's configuration is checked. An engine that schedules synchronously takes drafts
+from a step's output (`drafts_with_output.py`), if our scheduler is known to fit the vLLM release.
 """
 
 import os
@@ -25,9 +25,9 @@ from sam_rollout.integrations.vllm.scheduling.request_rules import mark_as_ours
 from sam_rollout.integrations.vllm.wrapping import wrap_once
 from sam_rollout.sources.model import BY_PASSES
 
-# Releases of vLLM that both our schedulers are known to fit; tests/contracts/rows covers them.
+# Both our schedulers are known to fit these releases of vLLM; tests/contracts/rows covers them.
 KNOWN_RELEASES = ((0, 24), (0, 31))
-# Releases that our synchronous scheduler is known to fit with a draft model.
+# With a draft model, our synchronous scheduler is known to fit these releases of vLLM.
 KNOWN_WITH_MODEL = ((0, 23), *KNOWN_RELEASES)
 SCHEDULER_CLASS = "sam_rollout.integrations.vllm.scheduling.async_scheduler.LateBindingScheduler"
 SYNC_SCHEDULER_CLASS = "sam_rollout.integrations.vllm.scheduling.drafts_with_output.SyncScheduler"
@@ -48,7 +48,7 @@ def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
     elif Version(vllm_version).release[:2] not in KNOWN_RELEASES:
         known = " and ".join(".".join(map(str, release)) for release in KNOWN_RELEASES)
         return f"late binding is known to fit vLLM {known}, not {vllm_version}"
-    outputs = getattr(vllm_config, "aux_output_config", model)  # in `model` before 0.31
+    outputs = getattr(vllm_config, "aux_output_config", model)  # part of `model` before vLLM 0.31
     ours = None, SCHEDULER_CLASS, SYNC_SCHEDULER_CLASS
     reasons = {
         "drafts are not bound late in vLLM's second model runner":
@@ -81,7 +81,7 @@ def come_with_output(vllm_config: Any) -> bool:
 
 
 def scheduler_of(vllm_config: Any, vllm_version: str) -> str | None:
-    """Return our scheduler class for a configured engine with our drafter; None for vLLM's own."""
+    """Return the name of our scheduler for an engine with our drafter; None means vLLM's own."""
     if vllm_config.scheduler_config.async_scheduling:
         return SCHEDULER_CLASS
     releases = KNOWN_WITH_MODEL if has_model(vllm_config) else KNOWN_RELEASES
