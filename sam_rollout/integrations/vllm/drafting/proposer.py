@@ -1,4 +1,4 @@
-"""The draft proposer that vLLM's model runner calls after every engine step.
+"""Defines the draft proposer that vLLM's model runner calls after every engine step.
 
 vLLM's ``custom_class`` interface (vLLM >= 0.23) passes token ids, lengths and sampled tokens by row
 of the input batch. Ranks whose drafts vLLM ignores have no `DraftSession`.
@@ -42,7 +42,7 @@ from sam_rollout.sources import check_sources
 
 logger = logging.getLogger(__name__)
 
-# The runner's attribute for our proposer, if its `drafter` is vLLM's own.
+# If a runner's `drafter` is vLLM's own, this attribute of the runner has our proposer.
 PROPOSER_ATTRIBUTE = "sam_rollout_proposer"
 
 
@@ -60,19 +60,19 @@ class RunnerRequests:
         from vllm.v1.structured_output import StructuredOutputManager
 
         self._runner = runner
-        # `late_binding.py` makes drafts too late for a grammar. In vLLM 0.23 and 0.24 a grammar
-        # cannot begin in the middle of a step, so it misses tokens after the end of thinking.
+        # With asynchronous scheduling, drafts come too late for a grammar. If thinking ends in the
+        # middle of a step, the grammar misses the step's later tokens in vLLM 0.23 and 0.24.
         begins = hasattr(StructuredOutputManager, "_get_constraint_start")
         ahead = getattr(runner, "use_async_scheduling", False)
         self._no_grammars = ahead or not begins
 
     @property
     def live(self) -> Collection[str]:
-        """Ids of live requests, preempted and paused requests included."""
+        """Ids of live requests, including preempted and paused requests."""
         return self._runner.requests
 
     def identity(self, request_id: str) -> RequestIdentity:
-        """Return a request's identity; a request of plain vLLM gets one from its prompt."""
+        """Return a request's identity, made from its prompt if the request has none."""
         request = self._runner.requests[request_id]
         identity = RequestIdentity.from_extra_args(request.sampling_params.extra_args)
         if identity is not None:
@@ -81,11 +81,11 @@ class RunnerRequests:
         return identify(prompt_ids, seed=0, step=OUTSIDE_TRAINING, sibling=0, split=TRAIN_SPLIT)
 
     def takes(self, request_id: str, shape: str) -> bool:
-        """Whether a request may have drafts of a shape; some requests ask for no drafts."""
+        """Whether a request may have drafts of a shape, ``"chain"`` or ``"tree"``."""
         sampling = self._runner.requests[request_id].sampling_params
         if (sampling.extra_args or {}).get(WITHOUT_DRAFTS_KEY):
             return False
-        if shape == "tree":  # grammars and thinking budgets read the draft tokens as a single text
+        if shape == "tree":  # grammars and thinking budgets take all draft tokens for one text
             thinks = getattr(sampling, "thinking_token_budget", None) is not None
             return sampling.structured_outputs is None and not thinks
         return not self._no_grammars or sampling.structured_outputs is None
@@ -95,8 +95,8 @@ class SamProposer:
     """Our drafter for vLLM's ``custom_class`` interface.
 
     Raises:
-        ConfigError: The configuration is not valid, k differs from the engine's
-            ``num_speculative_tokens``, or the corpus has tokens that the model lacks.
+        ConfigError: The configuration is not valid, ``sam.max_draft_tokens`` differs from the
+            engine's ``num_speculative_tokens``, or a corpus has tokens that the model lacks.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -116,7 +116,7 @@ class SamProposer:
             vocab_size=vllm_config.model_config.get_vocab_size(),
             max_batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
         )
-        # All ranks must send tensors of the same shape, also ranks without a session.
+        # All ranks must send tensors of the same shape, even ranks without a session.
         self.exchange: DpExchange | None = None
         if steps_in_lockstep(vllm_config):
             self.exchange = join_group(vllm_config.parallel_config)
@@ -130,18 +130,17 @@ class SamProposer:
         self._why_no_trees = ""
 
     def load_model(self, *_args: Any, **_kwargs: Any) -> None:
-        """Do nothing; the runner for CPUs calls this."""
+        """Do nothing; vLLM's runner for CPUs calls this method."""
 
     def bind(self, model_runner: Any, *, drafts_are_used: bool, record: bool) -> None:
         """Begin a session for the requests of a runner; it replaces an earlier session.
 
         Args:
-            model_runner: The runner that owns this proposer.
-            drafts_are_used: False on ranks whose drafts vLLM never reads; they have no session.
+            drafts_are_used: False on ranks whose drafts vLLM never reads; no session begins there.
             record: Keep per-step and per-request records; the caller then has to ``drain``.
 
         Raises:
-            ConfigError: A draft model would run with asynchronous scheduling that is not ours.
+            ConfigError: A draft model would run with vLLM's own asynchronous scheduler.
         """
         late = getattr(model_runner, "use_async_scheduling", False)
         if late and self.config.drafts_with_model and not has_places(self._vllm_config):
@@ -193,7 +192,7 @@ class SamProposer:
             self._attached.append(self._with_output)
 
     def _bind_trees(self, model_runner: Any) -> None:
-        """Prepare the runner for trees; drafts are chains if it cannot verify trees."""
+        """Prepare the runner for trees; if it cannot verify trees, drafts are chains."""
         self._why_no_trees = ""
         self._trees = None
         if self.config.draft_shape == "chain":
@@ -223,7 +222,7 @@ class SamProposer:
             hooks["heard"] = scored.take
         if self._engine_drafter is not None:
             hooks["made"] = self._engine_drafter.take
-            # With asynchronous scheduling, a model's drafts come two steps later.
+            # With asynchronous scheduling, the draft model's drafts come two steps later.
             hooks["made_after"] = 3 if has_places(self._vllm_config) else 1
         sources: Any = self.config.sources
         if not drawn:  # the source `draws` needs a sampler that keeps drawn tokens
@@ -274,7 +273,7 @@ class SamProposer:
     def _choose_drafts(self, sampled_token_ids: list[list[int]]) -> None:
         batch = self._runner.input_batch
         drafts = self.propose(sampled_token_ids, batch.num_tokens_no_spec, batch.token_ids_cpu)
-        if self._with_output is None:  # vLLM reads the drafts from here
+        if self._with_output is None:  # vLLM reads drafts from these attributes
             self._runner._draft_token_ids = drafts
             self._runner._draft_token_req_ids = batch.req_ids.copy()
 
@@ -299,7 +298,7 @@ class SamProposer:
         }
 
     def probe(self, begin: bool) -> tuple[int, int] | None:
-        """Begin or end a probe of the draft model, see `EngineDrafter.probe`."""
+        """Begin or end a probe of the draft model; see `EngineDrafter.probe`."""
         if self._engine_drafter is None or self.session is None:
             return None
         return self._engine_drafter.probe(begin)

@@ -1,7 +1,7 @@
 """Collects likeliest and drawn tokens at scored positions, for sources `recycling` and `draws`.
 
-The likeliest token is found before the samplers change the logits. The tokens are copied to the
-host without waiting, and read by a later step. While the gate is closed, nothing is collected.
+The tokens are copied to the host without waiting, and a later step reads them. While the gate is
+closed, nothing is collected.
 """
 
 import logging
@@ -27,15 +27,15 @@ class _Step(NamedTuple):
     widths: np.ndarray  # int32[requests], see `Scored`
     parents: np.ndarray  # int32[N], see `Scored`
     columns: torch.Tensor  # int32[2 to 4, N]: tokens, positions, likeliest tokens, drawn tokens
-    there: Any  # the event that follows the copy; None on a CPU
+    there: Any  # an event that is recorded after the copy; None on a CPU
 
 
 class ScoredPositions(Wrapper):
     """Wraps `_sample` of a runner, and notes the tokens at scored positions.
 
     Args:
-        drawn: whether drawn tokens are wanted. Steps without drafts have none.
-        trees: keeps the step's trees; None if all drafts are chains.
+        drawn: whether drawn tokens are wanted. Steps without drafts note no drawn tokens.
+        trees: the object that keeps the step's trees; None if all drafts are chains.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ def check_drafters(reports: Sequence[dict[str, Any]], config: SamConfig) -> str:
     Raises:
         WrongDrafterError: A worker runs another drafter class or another configuration.
     """
-    # Only the last pipeline stage has a drafter; the others report none, and are not compared.
+    # Only the last pipeline stage has a drafter. Workers without a drafter are not compared.
     found = sorted({str(report["proposer"]) for report in reports if report["proposer"]})
     if not config.enabled:
         if PROPOSER_CLASS in found:
@@ -65,13 +65,13 @@ class DeadDrafterError(RuntimeError):
 
 
 PROBE_TOKENS = 64
-_LEAST_RIGHT = 0.1  # minimum share of right first draft tokens; random weights stay far below
+_LEAST_RIGHT = 0.1  # minimum share of right first draft tokens; random weights give far fewer
 
 
 def check_alive(answers: Sequence[tuple[int, int] | None], config: SamConfig) -> str:
     """Check that the draft model fits the model that it drafts for; return a log line.
 
-    ``answers`` has each worker's answer to ``sam_probe``; it is None where drafts are not read.
+    ``answers`` has each worker's answer to ``sam_probe``; workers without a session answer None.
 
     Raises:
         DeadDrafterError: The drafts were no better than chance, or there were none.

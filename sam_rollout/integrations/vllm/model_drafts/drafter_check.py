@@ -17,7 +17,6 @@ def check_drafter(
     """Compare a draft model with the policy.
 
     Args:
-        model: settings of an enabled source.
         policy: content of the policy's `config.json`; missing keys are not compared.
         config: content of the drafter's `config.json`; None if the drafter's folder shall be read.
 
@@ -33,7 +32,7 @@ def check_drafter(
             return
     made_for = {"hidden_size": config.get("target_hidden_size") or config.get("hidden_size")}
     if model.method == "draft_model":
-        made_for = {}  # a small model has hidden states of its own
+        made_for = {}  # a separate model has hidden states of its own
     if not model.options.get("use_heterogeneous_vocab"):
         made_for["vocab_size"] = config.get("vocab_size")
     for key, value in made_for.items():
@@ -49,7 +48,7 @@ def check_drafter(
 def positions_note(model: ModelSourceConfig, positions: int | None, max_model_len: int) -> str:
     """Return a warning if a text may have more tokens than the drafter has positions, else "".
 
-    vLLM skips the drafter in steps with a longer text (read in 0.24, 0.28 and 0.31).
+    In steps with such a text, vLLM skips the drafter (read in vLLM 0.24, 0.28 and 0.31).
     """
     if positions is None or positions >= max_model_len:
         return ""
@@ -63,16 +62,15 @@ def positions_note(model: ModelSourceConfig, positions: int | None, max_model_le
 def check_engines_drafter(model: ModelSourceConfig, vllm_config: Any) -> None:
     """Compare an engine's drafter with its policy, and limit a Medusa head to `max_tokens` tokens.
 
-    A warning is logged if texts may be too long for the drafter.
-
     Raises:
-        ConfigError: see `check_drafter`; or texts may be too long and engines run in lockstep.
+        ConfigError: see `check_drafter`; or engines run in lockstep, and texts may be too long for
+            the drafter. Without lockstep, a warning is logged.
     """
     speculation = vllm_config.speculative_config
     policy, drafter = speculation.target_model_config, speculation.draft_model_config
     if not model.path:  # the method drafts with layers of the policy, or without a model
         return
-    # vLLM has not fetched the weights of a model on the hub yet.
+    # The folder of a model on the hub cannot be read, because vLLM has not fetched the model yet.
     config = drafter.hf_config.to_dict() if model.folder is None else None
     check_drafter(model, policy.hf_text_config.to_dict(), config)
     if model.method == "medusa":

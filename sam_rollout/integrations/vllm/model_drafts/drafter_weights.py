@@ -18,12 +18,12 @@ _RANDOM = "dummy"  # load_format of engines that get their weights from a traine
 def share_embeddings(loader: Any = None) -> None:
     """Make heads of our engines use the policy's embedding; safe to call repeatedly.
 
-    Call it before graphs are captured. `loader` loads drafters; vLLM's class is the default.
+    Call it before graphs are captured. `loader` is a class that loads drafters, by default vLLM's.
     """
     if loader is None:
         try:
             from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
-        except ImportError:  # the plugin loads in releases without draft models, too
+        except ImportError:  # some releases of vLLM lack this module
             return
         loader = SpecDecodeBaseProposer
     wrap_once(loader, "_maybe_share_embeddings", _sharing)
@@ -60,5 +60,5 @@ def read_again(runner: Any) -> None:
     model, draft_config = runner.drafter.model, speculation.draft_model_config
     with set_current_vllm_config(config):
         get_model_loader(LoadConfig(load_format="auto")).load_weights(model, draft_config)
-        # On a CPU, layers compute with packed copies of their weights. These have to be renewed.
+        # On a CPU, layers compute with packed copies of their weights, which have to be renewed.
         process_weights_after_loading(model, draft_config, runner.device)

@@ -1,13 +1,13 @@
-"""Turns the drafts of a model that vLLM runs into a source of the session.
+"""Turns a draft model, which vLLM runs, into one of the session's sources of drafts.
 
-vLLM loads the drafter and runs its passes; we wrap the runner's method that calls it. The first
-pass runs over every token of a step, so the drafter's cache is complete, whichever source drafted.
+vLLM loads the draft model and runs its passes; we wrap the runner's method that calls it. The first
+pass runs over every token of a step, so the model's cache is complete, whichever source drafted.
 With a closed gate only the first pass runs. The number of passes is sent with each step's schedule
-(`drafts_with_output.py`), so it is the same on every rank.
+(`drafts_with_output.py`), so every rank runs the same number.
 
-By default a draft token is the drafter's likeliest token. With the setting `sampled`, it is drawn
-with the noise that will draw the final token at its position. Verification treats draft tokens as
-one-hot in either case, because the session chooses among several drafts.
+By default a draft token is the draft model's likeliest token. With the setting `sampled`, it is
+drawn with the same noise as the final token at its position. Verification treats draft tokens as
+one-hot in either case, because the session chooses among several sources' drafts.
 """
 
 import logging
@@ -35,12 +35,12 @@ class Made(NamedTuple):
 
 
 class EngineDrafter(Wrapper):
-    """Wraps a runner's calls of vLLM's own drafter; one per rank of an engine.
+    """Wraps a runner's calls of vLLM's own drafter; each rank of an engine has one wrapper.
 
     Args:
         passes: largest number of passes in a step, the same for engines in lockstep.
-        alone: whether no other process takes part in the drafter's passes. If others do, a failure
-            of the drafter ends the engine.
+        alone: whether no other process takes part in the drafter's passes. Otherwise a failure of
+            the drafter ends the engine.
         drafted: called after every step with the step's sampled tokens by row; None on ranks whose
             drafts are not read, and with asynchronous scheduling.
         ahead: whether the caller calls `launched` and `arrived` (asynchronous scheduling).
@@ -57,7 +57,7 @@ class EngineDrafter(Wrapper):
     ) -> None:
         super().__init__()
         self.failed = False
-        self._failures, self._spent_s = 0, 0.0  # since the last `take_counters`
+        self._failures, self._spent_s = 0, 0.0  # counted since the last `take_counters`
         self.is_probed = False
         self._told: dict[str, int] = {}  # first draft token by request
         self._judged = self._right = 0
@@ -85,7 +85,7 @@ class EngineDrafter(Wrapper):
         return made.tokens.cpu().numpy().astype(np.int32), chances
 
     def launched(self) -> Made | None:
-        """Return the proposals of the launched step, while they are copied to the host."""
+        """Return the launched step's proposals, which may not have reached the host yet."""
         made, self._made = self._made, None
         return made
 
@@ -103,8 +103,8 @@ class EngineDrafter(Wrapper):
             made: the step's result of `launched`.
             request_ids: B ids in the step's row order.
             sampled: int32[B], first token that each row sampled; -1 if it sampled none.
-            rows: int[B], each row's index in the present batch, -1 if its request has left; None if
-                the batch has not changed.
+            rows: int[B], each row's index in the present batch, -1 if its request has left the
+                batch; None if the batch has not changed.
             count: number of rows of the present batch.
         """
         if self.is_probed:
@@ -127,7 +127,7 @@ class EngineDrafter(Wrapper):
     def probe(self, begin: bool) -> tuple[int, int]:
         """Begin or end a comparison of the drafter's first tokens with the sampled tokens.
 
-        Returns how many first draft tokens were judged so far, and how many were right.
+        Returns how many first draft tokens were compared so far, and how many were right.
         """
         self.is_probed = begin and not self.failed
         if begin:
@@ -135,7 +135,7 @@ class EngineDrafter(Wrapper):
         return self._judged, self._right
 
     def _judge(self, request_ids: list[str], sampled: list[int], made: Made | None) -> None:
-        """Compare first sampled tokens (-1 if none) with the last drafts; note the new drafts."""
+        """Compare each request's first sampled token with its last draft; note the new drafts."""
         for request_id, token in zip(request_ids, sampled, strict=True):
             told = self._told.pop(request_id, None)
             if token >= 0 and told is not None:
@@ -207,7 +207,7 @@ class EngineDrafter(Wrapper):
             counts = torch.tensor([len(tokens) for tokens in sampled])
         else:
             counts = ((sampled >= 0) & (sampled < runner.input_batch.vocab_size)).sum(dim=1)
-        # This is each row's last scheduled token that is no draft token.
+        # `last` becomes the index of each row's last scheduled token in front of draft tokens.
         last = runner.query_start_loc.gpu[1 : len(counts) + 1] - 1
         if metadata is not None:
             drafts = metadata.cu_num_draft_tokens.diff(prepend=last.new_zeros(1))
@@ -229,7 +229,7 @@ class EngineDrafter(Wrapper):
             copied = logits.to(torch.float32, copy=True)
             tokens = self._noise.draw_drafts(copied, self._sampling, self._position)
             self._position = self._position + 1
-        # Logits are converted in parts, because vLLM reserved no memory for a float32 copy of all.
+        # vLLM reserved no memory for a float32 copy of all logits, so they are converted in parts.
         scores = logits.gather(1, tokens.unsqueeze(1)).squeeze(1).float()
         pieces = logits.split(_ROWS_AT_ONCE)
         sums = torch.cat([piece.float().logsumexp(dim=-1) for piece in pieces])
@@ -248,5 +248,5 @@ class EngineDrafter(Wrapper):
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Start a copy to the host; the stream's following work begins after the copy has ended."""
+    """Start a copy to the host; later work of the stream begins after the copy has ended."""
     return tensor.to("cpu", non_blocking=True)

@@ -1,7 +1,7 @@
 """Updates a draft head's weights together with the policy's weights, in verl's weight sync.
 
-If the trainer trains a head (`sam.sources.model.train`), it sends the policy first and then the
-head, without the head's embedding and output matrix, which head training does not change.
+If the trainer trains a head (`sam.sources.model.train`), it sends the head's weights after the
+policy's. It does not send the head's embedding and output matrix, which training does not change.
 """
 
 from typing import Any
@@ -10,15 +10,14 @@ PREFIX = "sam_head."
 
 
 class HeadUpdates:
-    """A mixin, placed before verl's worker extension, that also loads a draft head's weights."""
+    """Loads a draft head's weights, as a mixin placed before verl's worker extension."""
 
-    # Attributes of the worker that vLLM mixes the extension into.
     model_runner: Any
     vllm_config: Any
     device: Any
 
     def update_weights_from_ipc(self, *args: Any, **kwargs: Any) -> None:
-        """Receive a sync, and renew packed copies of the head's weights."""
+        """Receive a weight sync; if the head's weights came, renew their packed copies."""
         self._head_came = False
         super().update_weights_from_ipc(*args, **kwargs)  # type: ignore[misc]
         if not self._head_came:
@@ -29,7 +28,7 @@ class HeadUpdates:
         process_weights_after_loading(self.model_runner.drafter.model, draft_config, self.device)
 
     def _update_weights(self, weights: Any, *args: Any, **kwargs: Any) -> None:
-        """Load the head's tensors of a bucket; verl's method loads the others."""
+        """Load a bucket's tensors of the head; verl's method loads the policy's tensors."""
         weights = list(weights)
         head = [(name[len(PREFIX) :], t) for name, t in weights if name.startswith(PREFIX)]
         if head:

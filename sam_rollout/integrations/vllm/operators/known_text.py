@@ -1,7 +1,7 @@
 """Makes an engine decode known texts, and keeps the model's scores of their tokens.
 
-The drafts are the text itself. Before sampling, all logits except those of the text's tokens are
-replaced by minus infinity, so no draft token is rejected.
+A text's drafts are the text itself. Before sampling, all logits except those of the text's tokens
+are replaced by minus infinity, so no draft token is rejected.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ def known_text_arguments(
 ) -> dict[str, dict[str, Any]]:
     """Return ``SamplingParams.extra_args`` of a request whose output shall be ``token_ids``.
 
-    ``number`` is the text's number in ``known_text_drain``. With 0 ``draft_tokens`` the text is
-    decoded without drafts.
+    ``number`` is the text's key in the result of ``known_text_drain``. If ``draft_tokens`` is 0,
+    the text is decoded without drafts.
     """
     known = {"number": number, "token_ids": list(token_ids), "draft_tokens": draft_tokens}
     return {EXTRA_ARGS_KEY: known}
@@ -54,7 +54,7 @@ class KnownTextProposer(SamProposer):
 
 
 class KnownTextExtension(SamWorkerExtension):
-    """Worker methods that make requests decode known texts, and keep the scores of their tokens."""
+    """Adds methods to the worker that start a check with known texts and return the scores."""
 
     def known_text_install(self) -> None:
         """Wrap the runner's sampling; from then on, every request needs a known text."""
@@ -63,7 +63,7 @@ class KnownTextExtension(SamWorkerExtension):
         sample = runner._sample
 
         def led(logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
-            if logits is not None:  # other ranks may have none
+            if logits is not None:  # some ranks may have no logits
                 drafted = [0] * len(runner.input_batch.req_ids)
                 if spec_decode_metadata is not None:
                     drafted = list(spec_decode_metadata.num_draft_tokens)
@@ -74,11 +74,11 @@ class KnownTextExtension(SamWorkerExtension):
         runner._sample = led
 
     def known_text_drain(self) -> dict[int, dict[str, list]]:
-        """Return and reset the scores, by text number and column, with a value per token.
+        """Return and forget the scores: text number -> column -> one value for each token.
 
         The columns are ``logprobs`` (natural logarithm of the known token's probability), ``top``
-        (the likeliest token) and ``widths`` (number of positions of the request that the step
-        scored; 0 if the token was never scored).
+        (the likeliest token) and ``widths`` (number of positions that the step scored for the
+        request; 0 if the token was never scored).
         """
         drained, self._scores = self._scores, {}
         return drained
@@ -89,7 +89,7 @@ def _lead(
 ) -> None:
     """Store the score of each position's known token; change logits to allow only that token.
 
-    ``logits``, [rows, vocabulary], has ``widths[i]`` rows of request i, request after request.
+    ``logits``, [rows, vocabulary], has ``widths[i]`` rows for request i, in the requests' order.
     """
     if sum(widths) != logits.shape[0]:
         raise RuntimeError(
@@ -113,13 +113,13 @@ def _lead(
         first += width
     row = torch.tensor(rows, dtype=torch.int64, device=logits.device)
     token = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
-    # These are vLLM's raw log-probabilities.
+    # vLLM computes its raw log-probabilities in the same way.
     logprobs = logits[row].log_softmax(dim=-1, dtype=torch.float32)
-    # `topk` as in vLLM, because argmax may choose another one of equally likely tokens.
+    # vLLM uses `topk`, too; argmax may choose another one of several equally likely tokens.
     top = logprobs.topk(1, dim=-1).indices.squeeze(1).tolist()
     values = logprobs.gather(1, token.unsqueeze(1)).squeeze(1).tolist()
-    # While a long prompt is computed in chunks, every chunk writes a score for the known text's
-    # first token. The last chunk's score is right and replaces the others.
+    # If a long prompt is computed in chunks, every chunk writes a score for the known text's first
+    # token. The last chunk's score is right, and replaces the earlier scores.
     for (columns, position, width), value, likeliest in zip(places, values, top, strict=True):
         columns["logprobs"][position] = value
         columns["top"][position] = likeliest

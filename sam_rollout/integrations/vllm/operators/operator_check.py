@@ -1,9 +1,9 @@
 """Checks that verifying k + 1 tokens at a time gives the log-probabilities of plain decoding.
 
-If attention over k + 1 queries has a wrong mask, other tokens are sampled without any error. The
-check (section 2.1 of the article on speculation in RL training) samples texts without drafts, and
-verifies each text with the text itself as draft. Rounding differs even between correct kernels, so
-compare a difference with the row "decoded alone".
+If attention over k + 1 queries has a wrong mask, wrong tokens are sampled, and no error is raised.
+The check follows section 2.1 of the article on speculation in RL training. It samples texts without
+drafts, and then verifies each text with the text itself as draft. Even correct kernels round
+differently, so compare each difference with the row "decoded alone".
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,13 @@ from sam_rollout.report.comparison_tables import Table, print_table
 
 DTYPES = ("float32", "bfloat16", "float16")
 SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-FIRST_BUCKET = 128  # tokens; every following bucket of context lengths is twice as long
+FIRST_BUCKET = 128  # tokens; every following range of context lengths ends at twice the length
 DECODED_ALONE = 0  # draft tokens per step when texts are decoded again, one text after the other
-# Names instead of classes, because importing the classes would import vLLM before its environment
-# is set.
+# These are names, because importing the classes would import vLLM before its environment is set.
 EXTENSION = "sam_rollout.integrations.vllm.operators.known_text.KnownTextExtension"
 PROPOSER = "sam_rollout.integrations.vllm.operators.known_text.KnownTextProposer"
 
-# On some CPUs the choice of kernels depends on the sampler, so rollouts' sampler is used.
+# On some CPUs the choice of kernels depends on the sampler, so the check uses that of rollouts.
 SAMPLER = RolloutSamplerConfig("coupled")
 
 Scores = dict[str, list]
@@ -44,7 +43,7 @@ class OperatorCheck:
 
     model: str  # checkpoint folder or hub name
     dtype: str = "bfloat16"  # one of DTYPES
-    draft_tokens: tuple[int, ...] = (1, 3, 8)  # per step; each has an engine of its own
+    draft_tokens: tuple[int, ...] = (1, 3, 8)  # per step; each number is tried in its own engine
     max_tokens: int = 512  # length of every text
     prompts: int = 8  # number of texts
     seed: int = 0
@@ -135,8 +134,9 @@ def prompts_of(model: str, count: int) -> list[list[int]]:
 def run(check: OperatorCheck) -> dict[str, Any]:
     """Sample the texts, verify them with each of ``check.draft_tokens``, and compare.
 
-    The result's ``rows`` have the ``differences`` by number of draft tokens; 0 means that the texts
-    were decoded again, each of them alone. ``maximum`` is the largest difference of the other rows.
+    The result's ``rows`` have the ``differences`` for each number of draft tokens; 0 means that the
+    texts were decoded again, each of them alone. ``maximum`` is the largest difference in the rows
+    with draft tokens.
 
     Raises:
         OperatorCheckError: The engine never scored a whole group of draft tokens in one step.
@@ -146,7 +146,7 @@ def run(check: OperatorCheck) -> dict[str, Any]:
     contexts = [len(prompt) for prompt in prompts]
     arguments = {
         "dtype": check.dtype,
-        # There is room for twice the draft tokens, because vLLM stops drafting close to this limit.
+        # vLLM stops drafting close to this limit, so there is room for twice the draft tokens.
         "max_model_len": max(contexts) + check.max_tokens + 2 * max(check.draft_tokens),
         "max_num_seqs": check.prompts,
         "seed": check.seed,
@@ -157,7 +157,7 @@ def run(check: OperatorCheck) -> dict[str, Any]:
     token_ids, reference = _sample(check, prompts, arguments)
     rows: list[dict[str, Any]] = []
     for k in check.draft_tokens:
-        # The engine of the first k also decodes the texts alone.
+        # The engine of the first k also decodes each text alone.
         widths = [k] if rows else [DECODED_ALONE, k]
         passes = _verify(check, prompts, token_ids, widths, arguments)
         for drafts, verified in zip(widths, passes, strict=True):
@@ -173,7 +173,7 @@ def run(check: OperatorCheck) -> dict[str, Any]:
             "number": len(prompts), "prompt_tokens": contexts, "tokens": check.max_tokens
         },
         "rows": rows,
-        # numpy's maximum, because Python's ignores a NaN unless it comes first.
+        # Python's `max` would ignore a NaN that does not come first.
         "maximum": float(np.max(maxima)),
     }  # fmt: skip
 
@@ -194,7 +194,7 @@ def _ask(engine: Any, prompts: Sequence[Sequence[int]], own: list[dict[str, Any]
 def _sample(
     check: OperatorCheck, prompts: Sequence[Sequence[int]], arguments: dict[str, Any]
 ) -> tuple[list[list[int]], list[Scores]]:
-    # This engine has the check's worker extension, too: vLLM refuses two kinds in one process.
+    # This engine has the same worker extension, because vLLM refuses a second one in a process.
     with offline_engine(check.model, SamConfig(enabled=False), SAMPLER, **arguments) as engine:
         own = [
             {"max_tokens": check.max_tokens, "logprobs": 1, "seed": check.seed + number}

@@ -1,8 +1,4 @@
-"""Makes random bits for every row that vLLM samples from, keyed by request and position.
-
-A row's request is looked up when vLLM reports a changed batch to its logits processors. The
-position follows from the forward pass's position ids.
-"""
+"""Makes random bits for every row that vLLM samples from, keyed by request and position."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -15,7 +11,7 @@ from vllm.v1.sample.logits_processor.interface import BatchUpdate
 from sam_rollout.core.identity import OUTSIDE_TRAINING, RequestIdentity, group_of, key_of
 from sam_rollout.verification import keyed_bits
 
-# Requests without an identity are counted for at most this many prompts, the most recent ones.
+# Requests without an identity are counted by prompt, for at most this number of recent prompts.
 REMEMBERED_PROMPTS = 100_000
 
 
@@ -32,7 +28,7 @@ class KeyedRows(LogitsProcessor):
         config = model_runner.vllm_config
         self._runner = model_runner
         self._seed = config.model_config.seed or 0
-        # In all engines of a dense model, data_parallel_rank is 0; only the index tells them apart.
+        # data_parallel_rank is 0 in every engine of a dense model; data_parallel_index differs.
         parallel = config.parallel_config
         self._engine = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank)
         max_rows = config.scheduler_config.max_num_seqs
@@ -55,19 +51,19 @@ class KeyedRows(LogitsProcessor):
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         if not batch_update:
             return
-        # Pageable memory is staged at once, so the transfer sees no later change.
+        # The host's memory is pageable, so it is copied before this call returns and may be freed.
         keys = torch.tensor(self.keys_of(self._runner.input_batch.req_ids), dtype=torch.int64)
         self.keys[: len(keys)].copy_(keys, non_blocking=True)
 
     def keys_of(self, request_ids: Sequence[str]) -> list[int]:
-        """Return the keys of live requests, and forget those of requests that ended."""
-        live = self._runner.requests  # with preempted requests
+        """Return the keys of live requests, and forget the keys of ended requests."""
+        live = self._runner.requests  # includes preempted requests
         known = self._key_by_request
         # An id may be used again for another request.
         for name in [name for name, (request, _) in known.items() if live.get(name) is not request]:
             del known[name]
         joined = set(request_ids).difference(known)
-        if joined:  # in the order of arrival, not of the rows
+        if joined:  # keys are made in the order of the requests' arrival
             for name, request in live.items():
                 if name in joined:
                     known[name] = request, self._key_of(request)
@@ -80,7 +76,7 @@ class KeyedRows(LogitsProcessor):
             return identity.key
         group = group_of(request.prompt_token_ids or [])
         if params.seed is not None:
-            # Requests without a seed have sibling numbers >= 0, so their keys differ from these.
+            # Requests without a seed have sibling numbers >= 0, so -1 gives different keys.
             return key_of(params.seed, OUTSIDE_TRAINING, group, sibling=-1)
         sibling = self._arrivals.pop(group, 0)
         self._arrivals[group] = sibling + 1
@@ -98,7 +94,7 @@ class KeyedRows(LogitsProcessor):
     ) -> torch.Tensor:
         """Return a verify step's bits, int64 [rows]; bits of different streams are independent.
 
-        ``logits_indices`` are the rows' indices among the step's scheduled tokens.
+        ``logits_indices`` has each row's index among the step's scheduled tokens.
         """
         positions = self._runner.positions[logits_indices] + 1
         return keyed_bits(self.keys[request_of_row], positions, stream)

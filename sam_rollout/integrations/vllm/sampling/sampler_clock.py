@@ -1,6 +1,6 @@
 """Measures the host time spent in an engine's samplers, ours or vLLM's own.
 
-On an accelerator this is the time to launch kernels, and any wait of a sampler for the device.
+On an accelerator, this time consists of launching kernels and of waiting for the device.
 """
 
 import time
@@ -13,8 +13,8 @@ from sam_rollout.integrations.vllm.wrapping import Wrapper
 class SamplerClock(Wrapper):
     """Times every call of a runner's samplers.
 
-    It wraps `forward`, because PyTorch's hooks take several times as long. A rejection sampler
-    calls the plain sampler, so only the outermost call counts.
+    The clock wraps `forward`, because PyTorch's hooks take several times as long. A rejection
+    sampler calls the plain sampler, so only the outermost call counts.
     """
 
     def __init__(self, model_runner: Any) -> None:

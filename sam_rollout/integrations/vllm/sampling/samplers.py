@@ -1,7 +1,7 @@
 """Runs our samplers inside vLLM, in steps without drafts and in verify steps.
 
 With the coupled samplers, a response depends only on its key and its logits, and not on drafts.
-vLLM's own code applies penalties, temperature, top-k and top-p. With drafts, vLLM refuses min-p,
+vLLM's own code applies penalties, top-k and top-p. In an engine with drafts, vLLM refuses min-p,
 logit biases and custom logits processors.
 """
 
@@ -32,7 +32,7 @@ from sam_rollout.verification import (
     verify_vectorised,
 )
 
-ACCEPT_STREAM = 1  # random bits that test draft tokens; stream 0 draws tokens
+ACCEPT_STREAM = 1  # stream of random bits that test draft tokens; bits of stream 0 draw tokens
 GREEDY_TEMPERATURE = 0.0
 
 
@@ -40,7 +40,7 @@ def _invert(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
     return draw_tokens(logits.softmax(dim=-1, dtype=torch.float32), bits)
 
 
-# Kind of sampler -> function of logits, float32 [rows, vocabulary], and bits, int64 [rows].
+# Kind of sampler -> its function of logits, float32 [rows, vocabulary], and bits, int64 [rows].
 DRAW = {"vectorised": _invert, "coupled": draw_gumbel, "coupled_inversion": _invert}
 
 
@@ -97,8 +97,9 @@ def installed_sampler(model_runner: Any) -> str:
 def cut(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
     """Apply top-k and top-p like vLLM, but never by sorting on GPUs.
 
-    vLLM 0.23 and 0.24 sort up to 7 rows, but search for the threshold in more rows. The two methods
-    may keep different tokens. vLLM 0.31 always searches, but by another method above 64 rows.
+    With up to 7 rows, vLLM 0.23 and 0.24 sort the logits; with more rows, they search for the
+    threshold. Sorting and searching may keep different tokens. vLLM 0.31 always searches, but with
+    more than 64 rows it has another method.
 
     ``logits``, float32 [rows, vocabulary], may be overwritten. Excluded tokens get minus infinity.
     """
@@ -126,7 +127,7 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
         k: torch.Tensor | None,
         p: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Draw tokens; return them with the processed logits or log-probabilities, if wanted."""
+        """Draw tokens; return them, and processed logits or log-probabilities if asked for."""
         logits = self._cut(logits, k, p)
         bits = self._rows.decode_bits(logits.shape[0])
         tokens = DRAW[self.config.kind](logits.to(torch.float32), bits)
@@ -140,11 +141,11 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
     def draw_drafts(
         self, logits: torch.Tensor, sampling: SamplingMetadata, positions: torch.Tensor
     ) -> torch.Tensor:
-        """Draw draft tokens from a model's own distribution with the noise of their positions.
+        """Draw draft tokens from a draft model's distribution with the noise of their positions.
 
         Greedy requests get the likeliest tokens. Penalties are not applied. ``logits``, float32
-        [requests, vocabulary], is overwritten. ``positions``, int64 [requests], are the tokens'
-        positions in their texts.
+        [requests, vocabulary], is overwritten. ``positions``, int64 [requests], has each draft
+        token's position in its text.
         """
         if sampling.all_greedy:
             return logits.argmax(dim=-1)
@@ -202,7 +203,7 @@ class KeyedRejectionSampler(RejectionSampler):
         logits: torch.Tensor,
         sampling_metadata: SamplingMetadata,
     ) -> SamplerOutput:
-        """Verify one step's drafts, with the arguments and the result of vLLM's method.
+        """Verify one step's drafts; arguments and result are the same as in vLLM's method.
 
         ``logits``, [num_drafts + batch, vocabulary], may be overwritten.
         """
@@ -277,7 +278,7 @@ class KeyedRejectionSampler(RejectionSampler):
         row_tokens: torch.Tensor,  # int64 [rows]
         layout: DraftLayout,
     ) -> LogprobsTensors:
-        """Gather log-probabilities and ranks, a row per token of [batch, max_drafts + 1]."""
+        """Gather log-probabilities and ranks, a row for each of [batch, max_drafts + 1] tokens."""
         gathered = self.sampler.gather_logprobs(logprobs, count, row_tokens)
         rows = self._kept_rows(layout).flatten()
         return LogprobsTensors(
@@ -295,14 +296,13 @@ class KeyedRejectionSampler(RejectionSampler):
         metadata, sampling, layout = step
         if _changes_logits(sampling):
             sampling, min_tokens = _without_min_tokens(sampling)
-            # Draft and bonus rows follow different texts, so vLLM has a method for each.
             draft_rows, bonus_rows = metadata.target_logits_indices, metadata.bonus_logits_indices
             bonus = self.sampler.apply_logits_processors(logits[bonus_rows], sampling, True)
             drafts = self.apply_logits_processors(logits[draft_rows], sampling, metadata)
             logits[bonus_rows] = bonus
             logits[draft_rows] = drafts
             if min_tokens is not None:
-                # vLLM's method would not count draft tokens in front of a bonus token.
+                # vLLM's method for bonus tokens would not count the draft tokens before them.
                 places = [count + 1 for count in metadata.num_draft_tokens]
                 logits = min_tokens.apply_with_spec_decode(logits, places)
         if sampling.all_greedy:
@@ -327,7 +327,7 @@ def _without_min_tokens(
 
 
 def _changes_logits(sampling: SamplingMetadata) -> bool:
-    """Whether anything but temperature, top-k and top-p applies to this batch."""
+    """Whether any parameter except temperature, top-k and top-p changes logits of this batch."""
     budget = getattr(sampling, "thinking_budget_state_holder", None)
     return (
         not sampling.no_penalties

@@ -1,7 +1,7 @@
 """Lets an engine with our drafter use vLLM's second model runner, if the environment asks for it.
 
-The second runner refuses the method `custom_class`, and `init_speculator` knows no plug-ins. This
-module changes both if ``VLLM_USE_V2_MODEL_RUNNER=1``.
+vLLM refuses the method `custom_class` with the second runner, whose `init_speculator` cannot make a
+plug-in's drafter. If ``VLLM_USE_V2_MODEL_RUNNER=1``, this module changes both.
 """
 
 import os
@@ -13,7 +13,7 @@ from packaging.version import Version
 from sam_rollout.integrations.vllm.engine_settings import MODEL_RUNNER_ENV, drafts_here
 from sam_rollout.integrations.vllm.wrapping import wrap_once
 
-# Releases that tests/contracts/rows checks.
+# tests/contracts/rows covers these releases of vLLM.
 SECOND_RUNNER_RELEASES = ((0, 31),)
 _RUNNER_MODULE = "vllm.v1.worker.gpu.model_runner"
 _REFUSED = "speculative method 'custom_class'"
@@ -25,7 +25,7 @@ def is_second_runner(runner: Any) -> bool:
 
 
 def allow_second_runner() -> None:
-    """Let the second runner make our drafter, if that runner is asked for; safe to repeat."""
+    """Let the second runner make our drafter, if the environment asks for it; safe to repeat."""
     if os.environ.get(MODEL_RUNNER_ENV) != "1":
         return
     import vllm

@@ -1,7 +1,7 @@
 """Tries out our drafter and sampler in vLLM's second model runner (``vllm/v1/worker/gpu``).
 
-That runner keeps texts, lengths and drafts by slot, a request's fixed place in its arrays.
-docs/architecture.md describes what else differs.
+The second runner keeps texts, lengths and drafts in arrays, in which a request has a fixed place,
+its slot. docs/architecture.md lists what this code does not support.
 """
 
 from typing import Any
@@ -32,8 +32,8 @@ class SamSpeculator(BaseSpeculator):
     """Takes the place of a draft model in the second runner.
 
     Raises:
-        ConfigError: The settings are not valid, several ranks would have to agree on the drafts, or
-            the engine schedules a step ahead.
+        ConfigError: The settings are not valid, or ask for something that is not supported here:
+            several ranks, engines that share experts, asynchronous scheduling, `recycling`.
     """
 
     supports_mm_inputs = False
@@ -89,9 +89,9 @@ class SamSpeculator(BaseSpeculator):
                 "the drafter is not bound to the model runner: call collective_rpc('sam_bind') "
                 "before the first request"
             )
-        order = np.argsort(input_batch.idx_mapping_np)  # the same order in every step
+        order = np.argsort(input_batch.idx_mapping_np)  # gives every step the same order
         slots = input_batch.idx_mapping_np[order]
-        lengths = self._states.total_len.gpu.cpu().numpy()[slots]  # waits for the step
+        lengths = self._states.total_len.gpu.cpu().numpy()[slots]  # waits for the step's end
         sampled = num_sampled.cpu().numpy()[order]
         texts = _on_host(self._states.all_token_ids)[:, : lengths.max()][slots]
         request_ids = [input_batch.req_ids[row] for row in order]
@@ -102,7 +102,7 @@ class SamSpeculator(BaseSpeculator):
         return drafts.copy_(torch.from_numpy(tokens))
 
     def _take_draft_token_ids(self) -> DraftTokenIds | None:
-        """Return the last step's drafts; the runner's method reports k tokens for every request."""
+        """Return the last step's drafts; vLLM's method would report k tokens for every request."""
         offered, self._offered = self._offered, None
         return offered
 
@@ -111,7 +111,7 @@ def attach(runner: Any) -> None:
     """Prepare vLLM's second runner for our drafter and sampler; safe to call repeatedly.
 
     The second runner forgets a request that is preempted, and keeps no sampling parameters. So the
-    scheduler's data of each request are kept here until it ends.
+    scheduler's data of each request are kept here until the request ends.
     """
     if isinstance(runner.speculator, SamSpeculator):
         runner.speculator.attach(runner)
@@ -177,7 +177,7 @@ class KeyedSampling:
     ) -> torch.Tensor:
         """Draw a token for each row, int64 [rows].
 
-        ``slots`` has each row's slot. ``positions`` has the position of the token before.
+        ``slots`` has each row's slot. ``positions`` has the position before each drawn token.
         """
         bits = keyed_bits(self._rows.keys[slots], positions + 1)
         tokens = draw_gumbel(logits.to(torch.float32), bits)
@@ -238,7 +238,7 @@ def install_sampler(runner: Any, config: RolloutSamplerConfig) -> None:
     """Install a sampler that draws like the first runner's coupled sampler.
 
     Raises:
-        ConfigError: One of our other samplers is configured.
+        ConfigError: The configured sampler is not ``coupled``.
     """
     if config.kind != KeyedSampling.kind:
         raise ConfigError(
