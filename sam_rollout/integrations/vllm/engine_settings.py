@@ -10,9 +10,9 @@ from typing import Any
 from sam_rollout.config import ConfigError, RolloutSamplerConfig, SamConfig
 
 ADDITIONAL_CONFIG_KEY = "sam_rollout"
-# Key of `SamplingParams.extra_args`; true for a request without drafts.
+# Key of `SamplingParams.extra_args`. If its value is true, the request gets no drafts.
 WITHOUT_DRAFTS_KEY = "sam_without_drafts"
-# vLLM may choose its second model runner; our samplers need the first one ("0").
+# Our samplers need vLLM's first model runner; the value "0" selects it.
 MODEL_RUNNER_ENV = "VLLM_USE_V2_MODEL_RUNNER"
 ENGINES_OWN_SAMPLER = RolloutSamplerConfig(kind="stock")
 METHOD = "custom_class"  # vLLM's name for drafters of plug-ins
@@ -21,7 +21,7 @@ PROPOSER_CLASS = "sam_rollout.integrations.vllm.drafting.proposer.SamProposer"
 
 @dataclasses.dataclass(frozen=True)
 class EngineSettings:
-    """The settings with which an engine is started; vLLM compiles anew when they change.
+    """The settings with which an engine is started. If they change, vLLM compiles the model anew.
 
     Raises:
         ConfigError: ``sam.sources.model.sampled`` is set, but the sampler cannot share its random
@@ -50,7 +50,7 @@ class EngineSettings:
         )
 
     def to_json(self) -> str:
-        """Return the settings as a text; equal settings have equal texts."""
+        """Return the settings as JSON; equal settings give equal texts."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
     def arguments(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class EngineSettings:
 
     @property
     def ours(self) -> list[str]:
-        """The settings, as text, that need our drafter or our samplers."""
+        """Descriptions of the settings that need our drafter or our samplers, for messages."""
         asked = ["sam.enabled = True"] if self.sam.enabled else []
         if self.sampler.kind != "stock":
             asked.append(f"rollout_sampler.kind = {self.sampler.kind!r}")
@@ -77,7 +77,7 @@ def _speculation_of(model: Any) -> dict[str, Any]:
     speculation: dict[str, Any] = {"method": model.method}
     if model.path:
         speculation["model"] = model.path
-        # The trainer sends the policy's weights. The drafter's weights are read from its files.
+        # The policy's weights come from the trainer, but the drafter's weights from its files.
         speculation["draft_load_config"] = {"load_format": "auto"}
     return speculation | model.options
 
@@ -93,7 +93,7 @@ def settings_of(vllm_config: Any) -> EngineSettings:
     """Read the settings back from an engine's ``VllmConfig``.
 
     Raises:
-        ValueError: The engine was started without these settings.
+        ValueError: The engine was started without our settings.
     """
     if not has_settings(vllm_config):
         raise ValueError(
@@ -104,12 +104,12 @@ def settings_of(vllm_config: Any) -> EngineSettings:
 
 
 def has_settings(vllm_config: Any) -> bool:
-    """Whether an engine was started with our settings; drafts may be on or off."""
+    """Whether an engine was started with our settings, with drafts on or off."""
     return ADDITIONAL_CONFIG_KEY in (vllm_config.additional_config or {})
 
 
 def drafts_here(vllm_config: Any) -> bool:
-    """Whether an engine drafts with our proposer, and not with a subclass of it."""
+    """Whether an engine drafts with our proposer; a subclass of it does not count."""
     speculation = vllm_config.speculative_config
     return has_model(vllm_config) or (
         speculation is not None

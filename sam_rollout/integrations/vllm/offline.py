@@ -1,7 +1,4 @@
-"""Runs vLLM's offline engine with our drafter and sampler, for programs that measure.
-
-A program may run several engines one after the other in one process.
-"""
+"""Runs vLLM's offline engine with our drafter and sampler; a process may run several in turn."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ ENVIRONMENT = {
 
 
 def prepare_environment() -> None:
-    """Set vLLM's environment variables that are unset; call it before torch or vLLM is imported."""
+    """Set variables of `ENVIRONMENT` that are unset; call this before importing torch or vLLM."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
@@ -51,7 +48,7 @@ def offline_engine(
 
     Args:
         worker_extension: Full name of ``SamWorkerExtension`` or a subclass.
-        record: Keep records for ``sam_drain``; the caller then has to drain.
+        record: Keep records; the caller then has to fetch them with ``sam_drain``.
         overrides: Engine arguments. If they include ``speculative_config``, the caller chooses the
             drafter, and no check is made that our drafter runs.
     """
@@ -63,10 +60,10 @@ def offline_engine(
     from sam_rollout.integrations.vllm.engine_settings import engine_arguments, settings_of
     from sam_rollout.integrations.vllm.scheduling.request_rules import keep_rules_with_drafts
 
-    keep_rules_with_drafts()  # the entry points, which call it, may not be installed
+    keep_rules_with_drafts()  # vLLM calls this function only if entry points are installed
     arguments = {
         "model": model,
-        "generation_config": "vllm",  # the checkpoint's own would change the caller's sampling
+        "generation_config": "vllm",  # the checkpoint's settings may change the caller's sampling
         "enable_prefix_caching": False,
         "worker_extension_cls": worker_extension,
         **engine_arguments(sam, sampler),
@@ -100,8 +97,8 @@ def end_core(engine: LLM) -> None:
     """Shut an engine down, and drop the results of its last steps."""
     core = engine.llm_engine.engine_core
     core.shutdown()
-    # The garbage collector may hang on these futures, because they hold sockets.
-    inner = getattr(core, "engine_core", None)  # None if the core has its own process
+    # The garbage collector may hang on these queues, because their futures hold sockets.
+    inner = getattr(core, "engine_core", None)  # None if the core runs in its own process
     executor = getattr(inner, "model_executor", None)
     for queue in getattr(inner, "batch_queue", None), getattr(executor, "futures_queue", None):
         if queue:
@@ -109,10 +106,7 @@ def end_core(engine: LLM) -> None:
 
 
 def unmix(worker: str, extension: str) -> None:
-    """Remove the extension from vLLM's worker class, after the last engine that uses it.
-
-    vLLM never removes an extension, and refuses a second one in the same process.
-    """
+    """After its last engine, remove an extension from vLLM's worker class, which takes only one."""
     worker_class = pkgutil.resolve_name(worker)
     bases = worker_class.__bases__
     names = (f"{base.__module__}.{base.__qualname__}" for base in bases)

@@ -1,4 +1,4 @@
-"""The entry point ``vllm.general_plugins``, which runs once in every process that vLLM starts."""
+"""Defines the entry point ``vllm.general_plugins``; every process of vLLM calls it once."""
 
 from sam_rollout.integrations.vllm import ascend
 

@@ -1,7 +1,4 @@
-"""The worker extension: methods by which the engine's front end reaches drafter and samplers.
-
-vLLM mixes this class into its worker, so ``self`` is the worker.
-"""
+"""Lets the engine's front end reach the drafter and the samplers of its workers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,25 +12,24 @@ from sam_rollout.integrations.vllm.engine_settings import (
     settings_of,
 )
 
-# `register` has to run before the model is loaded, and entry points may not be installed.
+# `register` has to run before the model is loaded, even if no entry points are installed.
 from sam_rollout.integrations.vllm.plugin import register
 
 register()
 
 
 class SamWorkerExtension:
-    """Worker methods that install samplers, and that connect, control and drain the drafter."""
+    """Adds methods to vLLM's worker; vLLM mixes this class in, so ``self`` is the worker."""
 
-    # Attributes of the worker that vLLM mixes this class into.
     model_runner: Any
     vllm_config: Any
 
     def sam_bind(self, record: bool = True) -> dict[str, Any]:
         """Install the samplers, connect the proposer, and report what is really running.
 
-        The report has ``sampler``, the installed kind; ``batch_invariant``; ``proposer``, the
-        drafter's class name or None; and in vllm-ascend ``way_in``. With our drafter,
-        ``SamProposer.describe()`` is added.
+        The report's keys are ``sampler`` (the installed kind), ``batch_invariant``, ``proposer``
+        (the drafter's class name, or None) and, in vllm-ascend, ``way_in``. If the drafter is ours,
+        the keys of ``SamProposer.describe()`` are added.
         """
         from sam_rollout.integrations.vllm.drafting.proposer import is_output_rank
         from sam_rollout.integrations.vllm.second_runner.runner_choice import is_second_runner
@@ -84,25 +80,25 @@ class SamWorkerExtension:
         return getattr(self._proposer(), "session", None)
 
     def sam_exchange_texts(self, origin: str, pieces: list) -> list[tuple]:
-        """Hand over other engines' texts between steps; return this engine's new texts."""
+        """Give other engines' texts to the session; return this engine's new texts."""
         session = self._session()
         new = [] if session is None else session.exchange_texts(origin, pieces)
         return [tuple(piece) for piece in new]
 
     def sam_probe(self, begin: bool) -> tuple[int, int] | None:
-        """Begin or end a probe of the draft model, see ``SamProposer.probe``."""
+        """Begin or end a probe of the draft model; see ``EngineDrafter.probe``."""
         drafter = self._proposer()
         return drafter.probe(begin) if hasattr(drafter, "probe") else None
 
     def sam_pause(self, paused: bool) -> None:
-        """Stop drafting, or go on with it; see ``DraftSession.pause``."""
+        """Pause or resume drafting; see ``DraftSession.pause``."""
         if (session := self._session()) is not None:
             session.pause(paused)
 
     def sam_drain(self, going_on: Sequence[dict] = ()) -> dict[str, Any] | None:
         """Return the drafter's records since the last call; None without a drafter.
 
-        ``going_on`` has the identities of unfinished responses, each as a dict of its fields.
+        ``going_on`` lists the identities of unfinished responses, as dicts of their fields.
         """
         drafter = self._proposer()
         if not hasattr(drafter, "drain"):

@@ -23,10 +23,7 @@ def wrap_once(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 
 class Wrapper:
-    """Replaces methods of objects until it is detached.
-
-    If a method was wrapped several times, detach the last wrapper first.
-    """
+    """Replaces methods of objects; if a method has several wrappers, detach the last one first."""
 
     def __init__(self) -> None:
         self._replaced: list[tuple[Any, str, Any]] = []
@@ -39,10 +36,10 @@ class Wrapper:
         return original
 
     def detach(self) -> None:
-        """Give the objects their methods back."""
+        """Restore all replaced methods."""
         while self._replaced:
             owner, name, own = self._replaced.pop()
             if own is not None:
                 setattr(owner, name, own)
-            elif name in vars(owner):  # then the class's method is used again
+            elif name in vars(owner):  # without this attribute, the class's method is used
                 delattr(owner, name)

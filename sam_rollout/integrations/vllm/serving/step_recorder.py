@@ -1,7 +1,7 @@
 """Records every engine step in the server process, with our drafter or without.
 
-The worker process notes the session's half of a record (gate, time, verified tokens), and the two
-halves are joined here. Recording takes 34 us per step in a run of the tiny model.
+The session in the worker process notes its part of a record (gate, time, verified tokens), which is
+joined to the server's part here. In a run of the tiny model, recording takes 34 us per step.
 """
 
 import platform
@@ -14,7 +14,7 @@ import pyarrow as pa
 from sam_rollout.telemetry.progress import EngineProgress
 from sam_rollout.telemetry.records import NOTE_COLUMNS, DraftNote, StepRecord, table_of
 
-# The note of a step that the session did not see, because no drafts were verified.
+# The note of a step that the session did not see. Such a step verified no drafts.
 SKIPPED = DraftNote(gate_open=False, draft_budget=0, draft_trees=False)
 
 
@@ -31,7 +31,7 @@ class EngineStepRecorder:
             self._last_s = time.monotonic()
 
     def paused(self) -> None:
-        """Stop the clock: the engine computes nothing until work arrives."""
+        """Stop the clock, because the engine computes nothing until work arrives."""
         self._last_s = None
 
     def record(self, scheduler_stats: Any, iteration_stats: Any) -> None:
@@ -76,10 +76,10 @@ class EngineStepRecorder:
     def drain(
         self, *, step: int, split: str, replica: int, session_steps: dict[str, list] | None
     ) -> pa.Table:
-        """Join the records since the last call with the session's notes; return and forget them.
+        """Return the records since the last call, joined with the session's notes; forget them.
 
-        ``session_steps`` is ``DraftSession.drain()["steps"]``. Without a session (None), vLLM's own
-        counts of drafts are kept.
+        ``session_steps`` is ``DraftSession.drain()["steps"]``. If it is None (no session), records
+        keep vLLM's own counts of drafts.
         """
         records, self._records = self._records, []
         if not records:
@@ -100,7 +100,7 @@ def _requests_and_tokens(iteration_stats: Any) -> dict[str, Any]:
     """Return a step's numbers of requests and tokens, all zero if no request got a token."""
     if iteration_stats is None:
         return {"scheduled": 0}
-    # A request that got tokens is in exactly one of the two lists.
+    # Every request that got tokens has an entry in exactly one of the two lists below.
     joining = len(iteration_stats.time_to_first_tokens_iter)
     return {
         "scheduled": joining + len(iteration_stats.inter_token_latencies_iter),
@@ -113,8 +113,9 @@ def _requests_and_tokens(iteration_stats: Any) -> dict[str, Any]:
 def on_this_clock(drained: dict[str, Any], asked_s: float) -> dict[str, list]:
     """Return the steps of ``DraftSession.drain()``, with times converted to this process's clock.
 
-    ``asked_s`` is this process's ``time.monotonic()`` when it called ``drain``. The times of
-    another host's steps are too early by as long as the call took. This is harmless.
+    ``asked_s`` is this process's ``time.monotonic()`` when it called ``drain``. If the steps come
+    from another host, their times are too early by up to the duration of that call, which is
+    harmless.
     """
     steps = drained["steps"]
     if drained["host"] == platform.node():
@@ -126,8 +127,8 @@ def on_this_clock(drained: dict[str, Any], asked_s: float) -> dict[str, list]:
 def _notes(records: list[StepRecord], session_steps: dict[str, list]) -> Iterator[DraftNote]:
     """Yield each engine step's note, ``SKIPPED`` if there is none.
 
-    Both lists are in order, and are joined in this order. The front end may lag by several steps,
-    so the note nearest in time may belong to another step.
+    Steps and notes are joined in their order. The front end may lag by several steps, so the note
+    nearest in time may belong to another step.
     """
     columns = (session_steps[name] for name in ("noted_s", *NOTE_COLUMNS))
     noted = zip(*columns, strict=True)
