@@ -1,7 +1,7 @@
 """Lets vllm-ascend's model runner draft and sample with our code.
 
-vllm-ascend 0.23 refuses vLLM's method ``custom_class``. The plugin (``plugin.py``) or patches of
-the runner's source add calls to these functions.
+vllm-ascend 0.23 refuses vLLM's method ``custom_class``. So the plugin (``plugin.py``), or patches
+of the runner's source, make the runner call the functions of this module.
 """
 
 from typing import Any
@@ -12,22 +12,22 @@ from sam_rollout.integrations.vllm.engine_settings import PROPOSER_CLASS, has_se
 from sam_rollout.integrations.vllm.scheduling.late_binding import LateBinding
 from sam_rollout.integrations.vllm_ascend.versions import is_supported, require_supported
 
-# Methods that NPUModelRunner calls on every drafter, even on one that lacks them.
+# NPUModelRunner calls these methods on every drafter, even if a drafter lacks them.
 CALLED_ON_EVERY_DRAFTER = ("load_model", "dummy_run")
 
 
 class AscendLateBinding(LateBinding):
-    """Wraps methods of vllm-ascend's runner; one per rank of an engine.
+    """Wraps methods of vllm-ascend's runner; each rank of an engine has one wrapper.
 
-    No step is prepared ahead: attention on NPUs reads the lengths of texts on the host. So the
-    runner waits for the sampled tokens before it prepares a step.
+    No step is prepared ahead, because attention on NPUs reads the lengths of texts on the host. So
+    the runner waits for the last step's tokens before it prepares a step with drafts.
     """
 
     def _fits_ahead(self, rows: int) -> bool:
         return False
 
     def _keep_books(self, scheduler_output: Any, sampler_output: Any, *args: Any) -> Any:
-        """Leave the tokens of a step without placeholders on the device for the next step."""
+        """If the step had no placeholders, leave its tokens on the device for the next step."""
         sampled = sampler_output.sampled_token_ids  # [B, N]
         one_each = sampled.shape[-1] == 1
         self._runner.input_batch.prev_sampled_token_ids = sampled if one_each else None
@@ -86,7 +86,7 @@ def install_samplers(runner: Any) -> None:
     if not settings.ours and not is_supported():
         return
     require_supported(settings.ours)
-    # Importing vllm-ascend's samplers chooses a device.
+    # These are imported here, because importing vllm-ascend's samplers chooses a device.
     from sam_rollout.integrations.vllm_ascend.samplers import (
         heed_logprobs_mode,
         install_sampler,

@@ -1,4 +1,4 @@
-"""Handles drafts and weights of a model that vllm-ascend runs, in addition to drafts from texts.
+"""Handles drafts and weights of a draft model that vllm-ascend runs.
 
 vllm-ascend's drafters call `compute_logits` once per draft token and take the likeliest token. We
 replace this method while the drafter runs, unless all passes are captured in one graph.
@@ -19,11 +19,11 @@ from sam_rollout.sources.model import ModelSourceConfig
 
 
 class AscendEngineDrafter(EngineDrafter):
-    """Wraps the drafting of vllm-ascend's runner; one per rank of an engine.
+    """Wraps the drafting of vllm-ascend's runner; each rank of an engine has one wrapper.
 
     Raises:
-        ConfigError: the passes are captured but draft tokens shall be drawn, or the drafter
-            has too few positions.
+        ConfigError: `sampled` is set, but the drafter's passes are captured in a graph, or there is
+            only one pass; or the drafter has too few positions.
     """
 
     def __init__(
@@ -66,16 +66,16 @@ class AscendEngineDrafter(EngineDrafter):
             del model.compute_logits
 
     def _with_choice(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Choose tokens, store their probabilities, and return logits that are largest at them."""
+        """Choose tokens, store their probabilities; return logits whose maxima are these tokens."""
         logits = self._compute_logits(*args, **kwargs)
-        tokens = self._pick(logits[: self._rows])  # padding rows follow
+        tokens = self._pick(logits[: self._rows])  # rows of padding follow
         if self._noise is not None:
             logits[: self._rows].scatter_(1, tokens.unsqueeze(1), torch.inf)
         return logits
 
 
 def _check_positions(runner: Any, config: ModelSourceConfig) -> None:
-    """Refuse a drafter with fewer positions than a text; vllm-ascend would run it all the same."""
+    """Refuse a drafter with fewer positions than a text may have; vllm-ascend would accept it."""
     drafting = runner.speculative_config.draft_model_config  # None if the drafter has no model
     needed = runner.model_config.max_model_len
     if drafting is not None and drafting.max_model_len < needed:
@@ -90,7 +90,8 @@ def _check_positions(runner: Any, config: ModelSourceConfig) -> None:
 def share_weights() -> None:
     """Make our engines' draft heads use the policy's embedding and output layer.
 
-    Call it after vllm-ascend's runner was imported, because its imports choose a device.
+    Call it only after vllm-ascend's runner was imported, because importing drafters chooses a
+    device.
     """
     from vllm_ascend.spec_decode.llm_base_proposer import AscendSpecDecodeBaseProposer
 
@@ -102,7 +103,7 @@ def _sharing_output_layer(original: Any) -> Any:
     """Give EAGLE-3 heads the policy's output layer if they have none of their own.
 
     vllm-ascend 0.23 to 0.26 do this only for the methods `eagle` and `dflash`. This wrapper can go
-    when `_maybe_share_lm_head` checks whether the head has the layer, as vLLM's method does.
+    when vllm-ascend's `_maybe_share_lm_head` checks, like vLLM's, whether the head has the layer.
     """
 
     def share(self: Any, model: Any) -> None:

@@ -36,7 +36,7 @@ class _RunnerFinder(importlib.abc.MetaPathFinder):
     ) -> ModuleSpec | None:
         if name != RUNNER_MODULE:
             return None
-        sys.meta_path.remove(self)  # the other finders search now
+        sys.meta_path.remove(self)  # only the other finders search now
         try:
             spec = importlib.util.find_spec(name)
         finally:

@@ -1,6 +1,6 @@
 """Runs our samplers inside vllm-ascend, with vllm-ascend's own processing of logits.
 
-That processing applies penalties, top-k and top-p, and replaces NaN and infinite logits.
+vllm-ascend's processing applies penalties, top-k and top-p, and replaces NaN and infinite logits.
 """
 
 from operator import attrgetter
@@ -23,7 +23,7 @@ from sam_rollout.integrations.vllm.sampling.samplers import (
     VerifyStep,
 )
 
-# Field of vllm-ascend's additional_config that has to stay off -> its effect.
+# These fields of vllm-ascend's additional_config have to stay off, because of their effects.
 REFUSED = {
     "enable_reduce_sample": "sampling from parts of the vocabulary on several devices",
     "enable_async_exponential": "noise that is drawn before the logits are known",
@@ -36,7 +36,7 @@ def heed_logprobs_mode(model_runner: Any) -> None:
     """Give the runner samplers that follow the engine's ``logprobs_mode``.
 
     vllm-ascend 0.23 to 0.26 ignore ``logprobs_mode``. This function can go when ``NPUModelRunner``
-    passes it on to its samplers.
+    passes the mode on to its samplers.
     """
     mode = model_runner.model_config.logprobs_mode
     if model_runner.sampler.logprobs_mode == mode:

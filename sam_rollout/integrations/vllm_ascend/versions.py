@@ -1,4 +1,4 @@
-"""Names releases of vllm-ascend that drafter, samplers and asynchronous scheduling support."""
+"""Names the releases of vllm-ascend that our drafter, samplers and schedulers support."""
 
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -10,9 +10,9 @@ from sam_rollout.core.upstream import MADE_FOR
 from sam_rollout.integrations.vllm.engine_settings import settings_of
 
 SUPPORTED_RELEASE = Version(MADE_FOR["vllm_ascend"][0]).release[:2]
-# Releases for which asynchronous scheduling is known to work; tests/contracts/rows covers them.
+# With these versions late binding is known to work; tests/contracts/rows covers them.
 KNOWN_VERSION, KNOWN_VLLM = "0.23.0", (0, 23)
-# Workers for other devices and xlite workers have other model runners.
+# Other workers (for other devices, or xlite) have other model runners.
 WORKERS = ("auto", "vllm_ascend.worker.worker.NPUWorker")
 
 
