@@ -1,1 +1,1 @@
-"""This folder is a package because the tests import the table of contract.py from it."""
+"""This folder is a package because tests import contract.py from it."""

@@ -37,7 +37,6 @@ class Row:
     parameters: tuple[str, ...] | None = None
     contains: tuple[str, ...] = ()
     bases: tuple[str, ...] = ()
-    # Members that implementations must define.
     abstract: tuple[str, ...] | None = None
     versions: tuple[str, ...] = ()  # default: all supported ones, and vLLM's probed ones
 

@@ -1,6 +1,6 @@
-"""Reads sources of upstream packages: of some versions as installed, of others from a wheel.
+"""Reads sources of upstream packages, either as installed or from a wheel.
 
-Wheels are read as zip files, without installation.
+A wheel is read as a zip file, without installation.
 """
 
 import zipfile
