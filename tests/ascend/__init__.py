@@ -1,1 +1,1 @@
-"""This folder is a package because the tests import helpers from it."""
+"""This folder is a package because tests import helpers from it."""

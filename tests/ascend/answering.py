@@ -1,7 +1,7 @@
 """Answers the same prompts in vllm-ascend engines with and without drafts; prints JSON.
 
-Run ``python -m tests.ascend.answering [ENGINE...]``: it changes vLLM for the CPU, so it needs its
-own process. Sampled tokens reach the host only once it waits for them, to test late arrival.
+Run ``python -m tests.ascend.answering [ENGINE...]``. The program changes vLLM for the CPU, so it
+needs its own process. Sampled tokens reach the host late, as from an accelerator.
 """
 
 import gc
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
-# vLLM has to stay in this process, where the stand-in is.
+# The engine has to run in this process, because only here the stand-in replaces torch_npu.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 from npu_stand_in import engine as stand_in
@@ -48,16 +48,16 @@ from tests.integration.responses import (
 )
 
 WAYS = spied(pytest.MonkeyPatch(), AscendLateBinding, "_bind", "_follow", "_fill")
-NOT_YET = 5  # fills the host's copy until the tokens arrive; a text that used it would differ
+NOT_YET = 5  # the host reads this token until the sampled one arrives; texts with it would differ
 K = 3
 SIBLINGS, LONGEST = 2, 110
-# Repetitive prompts. A gate with threshold 2 is closed while all four requests run.
+# The prompts repeat themselves. A gate with threshold 2 is closed while all four requests run.
 REPEATED = [[5, 6, 7, 8, 9] * 4, [1, 2, 3] * 5, [4] * 10, [9, 8, 7, 1]]
 LENGTHS = [12, 90, 20, 60]
 SAMPLING = {"cut": {"temperature": 0.8, "top_p": 0.95, "logprobs": 0}, "greedy": {"temperature": 0}}
-# For statistics: number of copies of a repetitive text, and of tokens sampled for each copy.
+# For statistics, an engine answers 256 copies of a repetitive text with 4 tokens each.
 COPIES, COPIED_TOKENS = 256, 4
-FAILS_AT = 40  # number of the head's forward pass that fails
+FAILS_AT = 40  # this forward pass of the head raises an error
 
 
 @dataclass(frozen=True)
@@ -95,13 +95,13 @@ ENGINES = {
     "head and texts": Side(head("own", "prompt", k=8), engine=SMALL),
     "head, closed": Side(head("own", gate="closed")),
     "head, fails": Side(head("own")),
-    # This side comes last, because it changes the model's class, which the other sides use.
+    # This engine comes last, because it changes the model's class, which the other engines use.
     "head, drawn": Side(head(sampled=True), "coupled"),
 }
 
 
 class Arrival:
-    """A copy to the host that happens once the host waits for it or asks a second time."""
+    """A copy that reaches the host when the host waits for it, or asks for it a second time."""
 
     def __init__(self, sampled: torch.Tensor, on_host: torch.Tensor) -> None:
         self._sampled, self._on_host = sampled, on_host
@@ -158,7 +158,7 @@ def started(side: Side) -> Iterator[Any]:
 
 
 def watched(runner: Any) -> list[list[int]]:
-    """Note the number of drafts of every request, step by step."""
+    """Return a list that gets the number of draft tokens per request of every later step."""
     sample, steps = runner._sample, []
 
     def note(logits: Any, metadata: Any) -> Any:
@@ -171,7 +171,7 @@ def watched(runner: Any) -> list[list[int]]:
 
 
 def know_nothing(*models: Any) -> None:
-    """Make all tokens equally likely for the models, so that only the noise decides."""
+    """Make all tokens equally likely for the models, so that only noise decides between them."""
     for model in models:
         type(model).compute_logits = lambda _self, hidden, *_: torch.zeros(len(hidden), 512)
 
@@ -182,7 +182,6 @@ def task() -> list[list[int]]:
 
 
 def try_out(name: str) -> dict[str, Any]:
-    """Answer the prompts in an engine; return texts and counters."""
     side, prompts = ENGINES[name], task()
     drawn, with_head = name == "head, drawn", side.sam.drafts_with_model
     with started(side) as llm:

@@ -18,21 +18,21 @@ STAND_IN = str(Path(__file__).parent / "stand_in")
 LIMIT_S = 900
 MODEL = str(ROOT / "recipes" / "dapo_qwen3" / "tiny_qwen3")
 
-# These tests have a virtual environment of their own (scripts/test.sh ascend).
+# Only the virtual environment that `scripts/test.sh ascend` makes contains vllm_ascend.
 collect_ignore_glob = [] if find_spec("vllm_ascend") else ["test_*.py"]
 
 if not collect_ignore_glob:
     sys.path.insert(0, STAND_IN)
-    # The processes that vLLM starts need these paths, too.
+    # Processes that vLLM starts have to find the stand-in, too.
     paths = [STAND_IN, os.environ.get("PYTHONPATH")]
     os.environ.update(
         PYTHONPATH=os.pathsep.join(filter(None, paths)),
         OMP_NUM_THREADS="1",
-        TORCHDYNAMO_DISABLE="1",  # dynamo asks torch for an accelerator's streams
+        TORCHDYNAMO_DISABLE="1",  # TorchDynamo would ask torch for an accelerator's streams
         VLLM_LOGGING_LEVEL="WARNING",
         VLLM_NO_USAGE_STATS="1",
         HF_HUB_OFFLINE="1",
-        # In this folder vLLM keeps facts about model classes, which are slow to collect.
+        # vLLM keeps facts about model classes in this folder, because collecting them is slow.
         VLLM_CACHE_ROOT=str(ROOT / ".cache" / "vllm-ascend"),
     )
     import torch_npu  # noqa: F401
@@ -83,12 +83,12 @@ def make_runner(vllm_config):
     """Return a function that makes a runner; its arguments replace fields of the configuration."""
     import torch
 
-    # vllm-ascend's modules import each other, so this one has to be first.
+    # Modules of vllm-ascend import each other in a circle, so this import has to be the first.
     from vllm_ascend.worker.model_runner_v1 import NPUModelRunner
 
     def make(**fields):
         config = copy.copy(vllm_config)
-        # The runner changes the scheduler's configuration.
+        # A runner changes the scheduler's configuration, so each runner gets a copy.
         config.scheduler_config = copy.copy(vllm_config.scheduler_config)
         for name, value in fields.items():
             setattr(config, name, value)
@@ -104,7 +104,6 @@ def runner(make_runner):
 
 @pytest.fixture(scope="session")
 def answers():
-    """Run ``answering.py``; return its results by engine, and its warnings."""
     command = [sys.executable, "-m", "tests.ascend.answering"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr[-3000:]

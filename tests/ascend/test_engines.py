@@ -1,4 +1,4 @@
-"""Tests that drafts change no text in whole vllm-ascend engines with our drafter and samplers."""
+"""Tests that drafts change no text when whole vllm-ascend engines run our drafter and samplers."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ AHEAD = ("closed", "opens", "filled up", "preempted")
 HEADS = ("head and texts", "head, closed", "head, fails")
 THRESHOLD, K, LENGTHS = 2, 3, (12, 20, 60, 90)  # as in answering.py, engine "sync"
 PVALUE = 1e-4
-RARE = 10  # beginnings that occur less often are counted together
+RARE = 10  # beginnings of texts that occur less often are counted together
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_texts_are_those_without_drafts(engines, name):
     assert bool(found["why_synchronous"]) == (name not in AHEAD)
     if name in AHEAD:
         assert set(found["ways"]) == ({"_follow"} if name == "closed" else {"_follow", "_bind"})
-        # vLLM does not count placeholders without a draft as accepted.
+        # vLLM also counts padding tokens, but no placeholders without a draft.
         assert found["kept"] == found["accepted"] + counters["draft/accepted_padding_tokens"]
     assert (found["preemptions"] > 0) == (name in ("preempted", "head and texts"))
 
@@ -59,7 +59,7 @@ def test_drafts_change_the_number_of_steps_and_no_text(engines, name, sampling):
     off, found = engines["off"][sampling], engines[name][sampling]
     assert not any(map(any, off["steps"]))
     assert found["texts"] == off["texts"]
-    # vllm-ascend alone would return raw log-probabilities.
+    # Without our plugin, vllm-ascend would return raw log-probabilities.
     np.testing.assert_allclose(found["logprobs"], off["logprobs"], atol=1e-4)
     if name not in ("closed", "preempted"):
         assert len(found["steps"]) < len(off["steps"])
@@ -102,7 +102,7 @@ def test_the_gate_opens_during_a_generation(engines):
     assert [len(step) for step in steps] == sorted(map(len, steps), reverse=True)
     closed = [not any(step) for step in steps if len(step) > THRESHOLD]
     assert len(closed) >= LENGTHS[-THRESHOLD - 1] and all(closed)
-    # In the first step of two requests, the gate is already open, but there are no drafts yet.
+    # When only two requests are left, the gate opens, but their first step has no drafts yet.
     noted = found["records"]["steps"]["gate_open"]
     assert noted == [len(step) <= THRESHOLD for step in steps]
 
@@ -136,6 +136,6 @@ def test_a_head_that_fails_leaves_drafts_from_texts(engines, answers):
 
 
 def test_drawn_drafts_have_the_noise_of_what_verifies_them(engines):
-    """All logits are equal, so drafted and sampled tokens agree only if their noise does."""
+    """All logits are equal, so a drafted and a sampled token are equal only if their noise is."""
     found = engines["head, drawn"]
     assert found["accepted"] == found["drafted"] > 500

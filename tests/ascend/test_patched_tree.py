@@ -1,4 +1,4 @@
-"""Tests patches/ on the published vllm-ascend: applied, undone, refused, and run in an engine."""
+"""Tests the script that patches the published vllm-ascend, and an engine with the patches."""
 
 import json
 import os
@@ -46,7 +46,6 @@ def unpack(folder: Path) -> None:
 
 
 def run_script(tree: Path, *arguments: str, **options: object) -> tuple[int, str]:
-    """Run scripts/apply_patches.sh on a tree; return its exit status and output."""
     done = subprocess.run(
         ["bash", str(SCRIPT), "--target", str(tree), *arguments],
         capture_output=True,
@@ -58,13 +57,12 @@ def run_script(tree: Path, *arguments: str, **options: object) -> tuple[int, str
 
 
 def read(tree: Path) -> dict[str, tuple[int, bytes]]:
-    """Return each file's mode and content by its relative name; leave out compiled files."""
     files = (path for path in tree.rglob("*") if path.is_file() and path.suffix != ".pyc")
     return {str(p.relative_to(tree)): (p.stat().st_mode, p.read_bytes()) for p in files}
 
 
 def run_python(tree: Path, *arguments: str) -> subprocess.CompletedProcess:
-    """Run Python with the vllm-ascend of a tree and with only vllm-ascend's plugins."""
+    """Run Python with a tree's vllm-ascend; vLLM does not load sam_rollout's plugins."""
     paths = [str(tree), os.environ.get("PYTHONPATH")]
     return subprocess.run(
         [sys.executable, *arguments],

@@ -62,11 +62,8 @@ def test_the_engines_own_ngram_drafter_is_refused_where_ours_is_configured(
         check_drafters([worker_of(runner).sam_bind()], SAM)
 
 
-# No graph is captured below, but vLLM's dispatcher tells which steps would run in a graph.
-
-
 def with_graphs(make_runner, vllm_config, mode, sam):
-    """Return a runner whose dispatcher knows its graphs, as after the engine's start."""
+    """Return a runner whose dispatcher names the graph of each step; no graph is captured."""
     compilation = copy.copy(vllm_config.compilation_config)
     compilation.mode = CompilationMode.VLLM_COMPILE
     compilation.cudagraph_mode = mode
@@ -108,7 +105,7 @@ DECODE, BOTH = CUDAGraphMode.FULL_DECODE_ONLY, CUDAGraphMode.FULL_AND_PIECEWISE
 def test_steps_stay_on_the_captured_graphs(
     make_runner, vllm_config, mode, gate, pad_drafts, described, graph
 ):
-    """One of three texts repeats itself. Steps are padded only for graphs that need padding."""
+    """Only one of the three texts repeats itself, so only one request has a draft."""
     sam = SamConfig(max_draft_tokens=K, gate=gate, pad_drafts=pad_drafts)
     runner = with_graphs(make_runner, vllm_config, mode, sam)
     engine = ToyEngine(runner, model=None)
@@ -124,7 +121,7 @@ def test_steps_stay_on_the_captured_graphs(
 
 
 def test_upstream_still_ignores_logprobs_mode(make_runner, vllm_config, monkeypatch):
-    """When this fails, ``heed_logprobs_mode`` can go."""
+    """If this test fails, ``heed_logprobs_mode`` can be removed."""
     monkeypatch.setattr(vllm_config.model_config, "logprobs_mode", "processed_logprobs")
     runner = make_runner(speculative_config=None, additional_config={})
     assert runner.sampler.logprobs_mode == "raw_logprobs"
@@ -150,7 +147,7 @@ def test_logprobs_are_those_asked_for(make_runner, vllm_config, monkeypatch, kin
 
 @pytest.mark.parametrize("kind", [kind for kind in SAMPLERS if kind != "stock"])
 def test_penalties_go_together_with_drafts(vllm_config, kind):
-    """Penalties work also without Triton, where vllm-ascend's own sampler fails."""
+    """Our samplers apply penalties even without Triton; vllm-ascend's own sampler then fails."""
     logits = torch.zeros(4, 12)
     step = same_draft_for_all([3], 2)
     metadata = dataclasses.replace(
@@ -167,5 +164,5 @@ def test_penalties_go_together_with_drafts(vllm_config, kind):
     tokens = sampler(step, None, logits, metadata).sampled_token_ids
     assert tokens[0, 0] == 5, "all other tokens carry a penalty, also the draft"
     stock = make_sampler("stock", None)
-    with pytest.raises(RuntimeError):  # when this fails, upstream is fixed
+    with pytest.raises(RuntimeError):  # without this error, upstream is fixed
         stock(same_draft_for_all([3, 3], 2), None, torch.zeros(6, 12), metadata)

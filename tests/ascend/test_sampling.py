@@ -25,7 +25,7 @@ COUPLED = RolloutSamplerConfig(kind="coupled")
 
 
 class IndependentRows:
-    """Replaces `KeyedRows`: gives random bits to rows that belong to no request."""
+    """Replaces `KeyedRows` where no request exists: gives each row random bits of its own."""
 
     def __init__(self):
         self.position = 0
@@ -88,7 +88,7 @@ LENGTH = 40  # new tokens of each request that are compared
 
 
 def by_definition(prompt, params, key):
-    """Sample token by token with each position's noise."""
+    """Sample one token after another, each with the noise of its position."""
     text = list(prompt)
     for _ in range(LENGTH):
         logits = toy_model(text).unsqueeze(0)
@@ -147,7 +147,7 @@ def test_stock_changes_nothing(runner):
 
 
 def test_logits_that_are_no_numbers_are_cleaned(vllm_config):
-    """NaN counts as 0, infinity as the largest number."""
+    """NaN counts as 0, and infinity counts as the largest number."""
     logits = torch.full((2, VOCABULARY), float("-inf"))
     logits[0, 3] = float("inf")
     logits[1, 5] = float("nan")

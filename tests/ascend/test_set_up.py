@@ -59,7 +59,7 @@ def test_an_engine_with_a_head_schedules_synchronously_whatever_was_asked_for():
 
 @pytest.fixture
 def proposer_class(vllm_config):
-    # vllm-ascend's modules import each other, so the runner's has to be first.
+    # Modules of vllm-ascend import each other in a circle, so this import has to be the first.
     import vllm_ascend.worker.model_runner_v1  # noqa: F401
     from vllm_ascend.spec_decode.llm_base_proposer import AscendSpecDecodeBaseProposer
 
@@ -85,7 +85,7 @@ def test_a_heads_own_output_layer_stays(proposer_class, vllm_config):
 
 
 def test_upstream_still_leaves_a_head_without_an_output_layer(proposer_class, vllm_config):
-    """When this fails, ``_sharing_output_layer`` can go."""
+    """If this test fails, ``_sharing_output_layer`` can be removed."""
     drafter, policy = loaded(vllm_config, has_own_lm_head=False)
     proposer_class._maybe_share_lm_head.__wrapped__(drafter, policy)
     assert drafter.model.lm_head == "own"

@@ -16,7 +16,7 @@ OPERATOR = npu_fused_infer_attention_score
 
 @pytest.fixture(params=[OPERATOR])
 def operator(request, monkeypatch):
-    """Install the operator that attends to the context: the right one, or the one a test names."""
+    """Install an operator that attends to the context; a test may name a wrong operator."""
     monkeypatch.setattr(torch_npu, "npu_fused_infer_attention_score", request.param)
     monkeypatch.setattr(torch_npu, "npu_attention_update", npu_attention_update)
     return request.param
@@ -45,12 +45,12 @@ def test_both_parts_give_what_one_part_gives(k, shape, dtype, operator):
 
 
 def all_alike(query, *others, **options):
-    """Give every token the same weight, which is wrong."""
+    """Give every token of the context the same weight, which is wrong."""
     return OPERATOR(0 * query, *others, **options)
 
 
 def short(*others, actual_seq_lengths_kv, **options):
-    """Leave out all tokens beyond 512, which is wrong."""
+    """Leave out all tokens of the context beyond 512, which is wrong."""
     lengths = [min(length, 512) for length in actual_seq_lengths_kv]
     return OPERATOR(*others, actual_seq_lengths_kv=lengths, **options)
 

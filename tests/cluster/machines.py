@@ -51,7 +51,6 @@ class Holder:
         self.pid = int(Path(f"/proc/{own}/task/{own}/children").read_text().split()[0])
 
     def enter(self, *command: str, namespaces: str = "--all") -> list[str]:
-        """Return the command line that runs ``command`` in this holder's namespaces."""
         return ["nsenter", "--target", str(self.pid), namespaces, "--wdns=/", *command]
 
     def end(self) -> None:
@@ -68,7 +67,7 @@ class Machine(Holder):
 
 
 class Lan:
-    """Machines on one switch; for a ``with`` statement.
+    """Machines on one switch; a ``with`` statement starts and ends them.
 
     Args:
         names: Host names, one machine each.

@@ -31,7 +31,7 @@ POLL_S = 0.5
 
 
 def make_data(folder: Path) -> list[str]:
-    """Make the synthetic data set in a folder; returns the overrides that name its files."""
+    """Make the synthetic data set in a folder; return the overrides that name its files."""
     command = [sys.executable, "-m", "recipes.dapo_qwen3.prepare_data", "synthetic"]
     subprocess.run([*command, "--output-dir", str(folder)], cwd=REPOSITORY, check=True, timeout=300)
     files = {"data.train_files": "train.parquet", "data.val_files": "test.parquet"}
@@ -43,7 +43,7 @@ def small_run(folder: Path) -> list[str]:
 
 
 class Launch:
-    """A running ``scripts/launch_multinode.sh``; for a ``with`` statement that ends it."""
+    """A running ``scripts/launch_multinode.sh``, which ends with its ``with`` statement."""
 
     def __init__(self, lan: Lan, folder: Path, *arguments: str) -> None:
         hosts = folder / "hosts.txt"
@@ -100,7 +100,6 @@ def trained_steps(run_dir: Path) -> list[int]:
 
 
 def last_checkpoint(run_dir: Path) -> int:
-    """Return the step of the last complete checkpoint; 0 if there is none."""
     path = run_dir / "checkpoints" / "latest_checkpointed_iteration.txt"
     return int(path.read_text()) if path.exists() else 0
 
@@ -112,7 +111,7 @@ def has_trained(run_dir: Path, step: int) -> bool:
 def actors_by_node(output: str, actor: str) -> dict[str, int]:
     """Return for each node the number of processes of ``actor`` that wrote into the log.
 
-    Ray prints the address of the node, but not for the head node, which is "head" here.
+    Ray's log lines name the address of a node, except for the head node; its key is "head".
     """
     found = re.findall(rf"\({actor}[^)]*? pid=(\d+)(?:, ip=([\d.]+))?\)", output)
     return {ip or "head": len({pid for pid, at in found if at == ip}) for _, ip in found}

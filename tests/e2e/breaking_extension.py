@@ -1,4 +1,4 @@
-"""Worker extensions that break a weight sync, or the drafter in training step 2, on purpose."""
+"""Contains worker extensions that fail on purpose, in a weight sync or in training step 2."""
 
 import itertools
 from typing import Any

@@ -46,9 +46,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def train(tmp_path: Path, data: list[str]) -> Callable[..., FinishedRun]:
     """Return the function ``train(*overrides)``, which runs the recipe in a temporary folder.
 
-    ``paths`` are searched for modules in every process. A run that ``fails`` must end with an
-    error. A run is killed once ``killed_when``, a function of its folder, returns true; the next
-    call resumes the run.
+    Every process searches ``paths`` for modules. If ``fails`` is true, the run must end with an
+    error. A run is killed once ``killed_when``, a function of the run's folder, returns true. All
+    calls of a test use one run folder, so the next call can resume a killed run.
     """
 
     def run(

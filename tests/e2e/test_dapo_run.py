@@ -10,7 +10,7 @@ from sam_rollout.telemetry.curve import CURVE_NAME
 from tests import megatron
 
 RESPONSES_PER_PROMPT = 8
-# Rollout and actor compute in bf16 with different kernels; a wrong sampler gives 0.1 or more.
+# Different bf16 kernels in rollout and actor explain less; a wrong sampler gives 0.1 or more.
 MAX_PROBS_DIFF_MEAN = 0.01
 
 
@@ -74,7 +74,7 @@ def test_training_goes_on_without_drafts_when_the_drafter_dies(train):
     assert splits["val"] == 8
     assert len(list(run.folder.path.glob("tensorboard/events*"))) == 1
     (wandb_file,) = run.folder.path.glob("wandb/offline-run-*/*.wandb")
-    tracked = wandb_file.read_bytes()  # protocol buffers, which hold texts as they are
+    tracked = wandb_file.read_bytes()  # protocol buffers contain texts uncompressed
     for text in ("sam:joined", "sampler:coupled", "device:cpu", "sam/tail/time_s", CURVE_NAME):
         assert text.encode() in tracked, text
     assert len(list(wandb_file.parent.rglob("*.png"))) == 2, "a curve for each step"
@@ -108,7 +108,7 @@ def test_a_head_learns_along_on_megatron(train):
     assert steps[1]["sam/head_training/updates"] > 0
     for metrics in steps.values():
         assert metrics["sam/head_training/failures"] == metrics["sam/draft/failures"] == 0
-        if metrics["sam/head_training/updates"]:  # a busy machine may have no time for any
+        if metrics["sam/head_training/updates"]:  # a busy machine may have no time for updates
             assert metrics["sam/head_training/length"] > 2.5
         assert metrics["sam/draft/accepted_model"] > 0
     assert (run.folder.path / "checkpoints" / "draft_head" / "model.safetensors").is_file()
@@ -195,8 +195,8 @@ def test_engines_with_devices_of_their_own_go_on_while_the_policy_trains(train):
         "trainer.v1.separate_async.num_warmup_batches=2",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         f"{rollout}.nnodes=1",
-        f"{rollout}.max_num_seqs=16",  # a sixth of the responses: an update interrupts some
-        f"+{rollout}.engine_kwargs.vllm.num_gpu_blocks_override=100",  # two have to fit into memory
+        f"{rollout}.max_num_seqs=16",  # a sixth of the responses, so that updates interrupt some
+        f"+{rollout}.engine_kwargs.vllm.num_gpu_blocks_override=100",  # two engines share memory
         f"{rollout}.checkpoint_engine.backend=file",
         f"{rollout}.checkpoint_engine.custom_backend_module=tests.e2e.file_checkpoint_engine",
         "ray_kwargs.ray_init.num_gpus=2",

@@ -1,4 +1,4 @@
-"""torch_npu's operators that a dense Qwen3 needs in vllm-ascend 0.23, written in torch."""
+"""Implements in torch the operators of torch_npu that a dense Qwen3 needs in vllm-ascend 0.23."""
 
 import torch
 
@@ -92,7 +92,7 @@ def npu_fused_infer_attention_score(
 
 
 def npu_attention_update(lse, local_out, update_type):
-    """Add up partial results [rows, head_size], weighted by their log-sum-exps [rows]."""
+    """Average partial results [rows, head_size]; weights are the softmax of log-sum-exps [rows]."""
     assert update_type == 0
     assert all(t.dtype == torch.float32 and t.is_contiguous() for t in (*lse, *local_out))
     weights = torch.stack(list(lse)).softmax(0).unsqueeze(2)

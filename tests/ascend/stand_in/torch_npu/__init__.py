@@ -1,11 +1,11 @@
-"""A stand-in for torch_npu: vllm-ascend's Python code runs on the CPU, where all tensors are.
+"""Replaces torch_npu, so that vllm-ascend's Python code runs with all tensors on a CPU.
 
-Put ``tests/ascend/stand_in`` on PYTHONPATH. Numerics, graphs, communication and speed of an NPU
-cannot be tested with it.
+Put ``tests/ascend/stand_in`` on PYTHONPATH. The stand-in cannot test numerics, graphs,
+communication and speed of an NPU.
 
 * ``torch.npu`` has one device, an Ascend910B1 (an A2). Its streams, events and graphs are mocks.
 * Operators that samplers need are written in torch. All other names of torch_npu are mocks.
-* Every name of a module without a CPU build is a mock.
+* In modules that have no build for a CPU, every name is a mock.
 * ``pin_memory`` is ignored, because torch refuses it without an accelerator.
 """
 
@@ -20,7 +20,7 @@ import torch
 
 GIB = 1 << 30
 WITHOUT_CPU_BUILD = ("acl", "fla_npu", "mooncake", "torch_npu", "torchaudio", "torchvision")
-# Functions with the argument `pin_memory`.
+# Functions of torch that take `pin_memory`.
 FACTORIES = ("arange", "empty", "full", "ones", "tensor", "zeros")
 
 
@@ -91,7 +91,7 @@ def _without_pinning(function):
 def _install():
     this = sys.modules[__name__]
     this.__class__ = Placeholder
-    sys.meta_path.append(PlaceholderFinder())  # at the end: installed modules win
+    sys.meta_path.append(PlaceholderFinder())  # comes last, so that installed modules win
     torch.utils.rename_privateuse1_backend("npu")
     torch.npu = this.npu = _make_torch_npu_namespace()
     torch.version.cann = None
