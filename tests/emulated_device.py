@@ -13,9 +13,9 @@ _NOT_THERE = -7
 
 
 class Device:
-    """Tells when launched work ends; here it has always ended already.
+    """Tells when launched work ends; on this device, work ends at once.
 
-    `benchmarks/emulated_device.py` replaces it by a device with a timeline.
+    `benchmarks/emulated_device.py` replaces this device by one with a timeline.
     """
 
     free_at = 0.0  # when the launched work ends, by `time.perf_counter`
@@ -48,7 +48,7 @@ class _Event:
 
     def synchronize(self) -> None:
         DEVICE.wait(self._at)
-        for target, source in self._copies:  # a second thread may do so at the same time
+        for target, source in self._copies:  # a second thread may copy at the same time
             target.numpy()[:] = source.numpy()  # works in every mode of PyTorch
         self._copies = []
 
@@ -85,7 +85,7 @@ def _stand_in() -> None:
 
 @contextlib.contextmanager
 def asynchronous_scheduling() -> Iterator[None]:
-    """Let engines that are made in this context schedule asynchronously, though on a CPU.
+    """Let engines that are made in this context schedule asynchronously on a CPU.
 
     Streams and events are replaced, also in engines that are forked.
     """
@@ -135,7 +135,7 @@ def asynchronous_scheduling() -> Iterator[None]:
         AsyncGPUModelRunnerOutput.__init__ = init_output  # type: ignore[method-assign]
         engine_drafter._to_host = to_host
     patch(platform, "check_and_update_config", classmethod(keep_asynchronous))
-    patch(module, "_torch_cuda_wrapper", contextlib.nullcontext)  # would install its own stand-ins
+    patch(module, "_torch_cuda_wrapper", contextlib.nullcontext)  # it would install other stand-ins
     patch(module.CPUModelRunner, "__init__", init)
     try:
         yield

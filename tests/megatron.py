@@ -7,7 +7,7 @@ from tests.upstream import SourcesUnavailable, skip_outside_ci
 
 ROOT = Path(__file__).parents[1]
 FETCH_S = 120
-# The replacement of CUDA and its kernels must come first.
+# The folder that replaces CUDA and its kernels must come first.
 FOLDERS = (ROOT / "tests" / "megatron_on_cpu", ROOT / ".cache" / "megatron")
 # Entries of `override_transformer_config`. Fusions are off, because they need CUDA's kernels.
 ON_CPU = {"use_cpu_initialization": True} | dict.fromkeys(

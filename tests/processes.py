@@ -12,7 +12,7 @@ import torch
 from torch import distributed
 
 LIMIT_S = 100  # less than the time limit of a test
-# These modules are imported in one process. The first call makes it, all others fork from it.
+# The first call starts a process that imports these modules; all processes fork from it.
 IMPORTED_ONCE = ["sam_rollout.heads.online", "sam_rollout.integrations.verl.state_capture"]
 
 

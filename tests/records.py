@@ -1,4 +1,4 @@
-"""Makes records; columns that a test does not set have values that no test reads."""
+"""Makes records. If a test does not set a column, its value plays no part in the test."""
 
 from typing import Any
 

@@ -7,5 +7,4 @@ from sam_rollout.integrations.verl import checks
 
 
 def check(config: DictConfig) -> RunConfig:
-    """Check a configuration's settings."""
     return checks.check(config, checks.SETTINGS)

@@ -28,7 +28,7 @@ def skip_outside_ci(error: SourcesUnavailable) -> NoReturn:
 
 @cache
 def _pip() -> list[str] | None:
-    """Return a pip that works; virtual environments made by uv have none."""
+    """Return a command that runs pip; virtual environments made by uv contain no pip."""
     for command in ([sys.executable, "-m", "pip"], ["python3", "-m", "pip"], ["pip"]):
         try:
             subprocess.run([*command, "--version"], check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""Starts vLLM engines on the tiny model; each ends with its test module."""
+"""Starts vLLM engines on the tiny model, and ends them after their test module."""
 
 import faulthandler
 import gc
@@ -14,12 +14,12 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL = str(REPOSITORY / "recipes" / "dapo_qwen3" / "tiny_qwen3")
 
-# These variables are set before vLLM is imported, here and in the processes that it starts.
+# Every process, this one included, needs these variables before it imports vLLM.
 os.environ.update(
     VLLM_CPU_KVCACHE_SPACE="1",
     VLLM_CPU_OMP_THREADS_BIND="nobind",
     OMP_NUM_THREADS="1",
-    # vLLM's n-gram drafter sets numba's number of threads, and with it torch's, for this process.
+    # vLLM's n-gram drafter sets the number of threads of numba, and thereby that of torch.
     NUMBA_NUM_THREADS="1",
     TORCHDYNAMO_DISABLE="1",  # as in a run on a CPU: vLLM compiles no C++ code
     VLLM_LOGGING_LEVEL="WARNING",
@@ -45,7 +45,7 @@ def few_collections() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def make_engine(pytestconfig: pytest.Config, few_collections: None) -> Iterator[Callable[..., Any]]:
-    """``make_engine(sam_config, **vllm_arguments)`` returns a ``vllm.LLM`` in this process."""
+    """Return ``make_engine(sam_config, **vllm_arguments)``, which starts a ``vllm.LLM`` here."""
     from vllm import LLM, envs
 
     from sam_rollout.integrations.vllm.engine_settings import engine_arguments
@@ -69,8 +69,8 @@ def make_engine(pytestconfig: pytest.Config, few_collections: None) -> Iterator[
             "dtype": "float32",
             "max_model_len": 1280,
             "max_num_seqs": 32,
-            # Each engine in this process would allocate VLLM_CPU_KVCACHE_SPACE; with this number
-            # of blocks it allocates a quarter.
+            # Without a number of blocks, each engine would allocate VLLM_CPU_KVCACHE_SPACE. These
+            # blocks take a quarter of it.
             "num_gpu_blocks_override": 330,
             "enforce_eager": True,
             "enable_prefix_caching": False,

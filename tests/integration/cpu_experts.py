@@ -1,7 +1,7 @@
-"""Adds to vLLM 0.31 what a mixture of experts over several engines needs on a CPU, for tests.
+"""Lets several engines of vLLM 0.31 share a mixture of experts on a CPU, for tests.
 
-The CPU's communicator lacks ``all_gatherv`` and ``reduce_scatterv``, and its experts ignore
-``expert_map``. This module adds all three.
+vLLM's communicator for CPUs lacks ``all_gatherv`` and ``reduce_scatterv``, and its experts for CPUs
+ignore ``expert_map``.
 """
 
 import functools

@@ -2,8 +2,9 @@
     python -m tests.integration.megatron_probe RUNS
 
 PYTHONPATH must contain tests/megatron_on_cpu and Megatron. RUNS is a JSON list of objects with the
-keys "folder", "policy", "head", "processes" (their number), "engine" (settings of verl's) and
-"transformer" (of Megatron's). Process N of a run writes its results into the run's folder, as N.pt.
+keys "folder", "policy", "head", "processes" (their number), "engine" (settings of verl's engine)
+and "transformer" (settings of Megatron's transformer). Process N of a run writes its results into
+the run's folder, as N.pt.
 """
 
 import json
@@ -38,7 +39,7 @@ LENGTHS = ((3, 12), (2, 9), (15, 26), (1, 7), (4, 40), (1, 11), (9, 31), (2, 8))
 WINDOW = 8
 OTHER_LAYERS = (0, 5)
 STEPS = 2
-LIMIT_S = 200  # time limit of a run
+LIMIT_S = 200
 
 
 def texts() -> list[list[int]]:
@@ -102,7 +103,7 @@ def make_head(engine: Any, asked: dict[str, Any]) -> HeadTraining:
 
 
 def log_probs(engine: Any, data: TensorDict) -> list[torch.Tensor]:
-    """Return log-probabilities of a step's responses; only the last stage has any."""
+    """Return log-probabilities of a step's responses; only the last pipeline stage has them."""
     with engine.eval_mode(), torch.no_grad():
         output = engine.forward_backward_batch(data, None, forward_only=True)
     return list(output["model_output"]["log_probs"].unbind()) if output else []
@@ -136,7 +137,7 @@ def with_head(engine: Any, data: TensorDict, head: HeadTraining) -> dict[str, An
         with head.reading(len(data)):
             passes.append(log_probs(engine, data))
         taken.append([vars(sample) for sample in head._capture.taken])
-        head._capture.spent_s = 0.0  # so that it learns even on a busy machine
+        head._capture.spent_s = 0.0  # so that the head learns even on a busy machine
         learned.append(head.learn(1.0))
         train(engine, data)
         whole = head._part.matrices(Peers(distributed.group.WORLD))
@@ -189,7 +190,7 @@ def run(asked: dict[str, Any]) -> None:
     last_s = time.monotonic() + LIMIT_S
     for one in processes:
         one.join(max(0.0, last_s - time.monotonic()))
-    for one in processes:  # ends those that still wait for each other
+    for one in processes:  # processes may still wait for each other
         one.kill()
         one.join()
     if status := max(abs(one.exitcode) for one in processes):

@@ -1,4 +1,4 @@
-"""Writes drafters with random weights for the tiny Qwen3, of kinds that the repository lacks."""
+"""Writes Medusa and MTP drafters with random weights; the repository has no trained ones."""
 
 import json
 import shutil

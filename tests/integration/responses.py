@@ -19,8 +19,8 @@ def requests(
 ) -> tuple[list[Any], list[Any]]:
     """Return prompts, each ``siblings`` times, and sampling parameters for a ``vllm.LLM``.
 
-    ``max_tokens`` is one number or one per response. ``sampling`` contains more fields of
-    ``SamplingParams``.
+    ``max_tokens`` is one number for all responses, or a number for each response.
+    ``sampling`` contains more fields of ``SamplingParams``.
     """
     from vllm import SamplingParams, TokensPrompt
 
@@ -100,7 +100,6 @@ def drafts_from(source: str, report: dict[str, Any]) -> tuple[int, int]:
 
 
 def spied(patch: pytest.MonkeyPatch, owner: Any, *names: str) -> Counter[str]:
-    """Count the calls of methods by name."""
     counts: Counter[str] = Counter()
 
     def spy(name: str, method: Any) -> Any:

@@ -23,7 +23,7 @@ from sam_rollout.integrations.vllm.cpu.cpu_workarounds import (
 
 @pytest.fixture
 def cpu_triton_utils():
-    """Return vLLM's module without our plugin's changes, which are restored after the test."""
+    """Return vLLM's module without our plugin's changes, which are made again after the test."""
     from vllm.platforms import current_platform
 
     current_platform.import_kernels()  # the module calls these kernels
@@ -115,12 +115,13 @@ print(before, scan_breaks_on(ffi.lib), alike, envs.VLLM_CPU_ATTN_SPLIT_KV, singl
 def told(kind: str) -> list[str]:
     """Return the five values that the program prints for a kind of sampler.
 
-    The first two say whether a scan of all modules breaks, before and with the plugin. The third
-    says whether rows round alike. The fourth is VLLM_CPU_ATTN_SPLIT_KV, which divides a request's
-    keys among threads. The last says whether a single row rounds as it does among others.
+    The first two say whether a scan of all modules breaks without and with the plugin. The third
+    says whether a row of a bfloat16 product is equal in batches of all sizes. The fourth is
+    VLLM_CPU_ATTN_SPLIT_KV, which divides a request's keys among threads. The last says whether a
+    row of a float32 product is equal alone and in a batch of eight.
     """
     program = [sys.executable, "-c", _PROGRAM, kind]
-    # An engine in this process may have set these variables, so the program does not get them.
+    # Engines in this process may have set these variables, which the program must not inherit.
     ours = ("ONEDNN_MAX_CPU_ISA", "VLLM_CPU_ATTN_SPLIT_KV")
     environment = {k: v for k, v in os.environ.items() if k not in ours}
     done = subprocess.run(program, capture_output=True, text=True, timeout=300, env=environment)
@@ -135,13 +136,13 @@ def test_a_scan_of_all_modules_breaks_upstream_and_not_with_the_plugin():
 @pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="a CPU without AMX")
 @pytest.mark.parametrize(("kind", "alike"), [("stock", "False"), ("coupled", "True")])
 def test_rows_round_by_their_number_with_amx_and_not_for_coupled_samplers(kind, alike):
-    """If the first case fails, rows round alike: delete the AMX part of `_round_tokens_alike`."""
+    """If the case `stock` fails, delete the AMX part of `_round_tokens_alike`."""
     assert told(kind)[2] == alike
 
 
 @pytest.mark.parametrize(("kind", "alike"), [("stock", "False"), ("coupled", "True")])
 def test_a_single_row_rounds_as_among_others_for_coupled_samplers(kind, alike):
-    """If `stock` fails, a row alone rounds as among others: delete `_without_single_rows`."""
+    """If the case `stock` fails, delete `_without_single_rows`."""
     assert told(kind)[4] == alike
 
 
@@ -182,7 +183,7 @@ for split in (True, False):
 
 
 def test_a_verify_step_attends_as_plain_decoding_if_keys_are_not_split():
-    """If the first value is True, splitting does no harm: stop setting `VLLM_CPU_ATTN_SPLIT_KV`."""
+    """If the first value is True, nothing needs to set `VLLM_CPU_ATTN_SPLIT_KV` any longer."""
     program = [sys.executable, "-c", _ATTENTION]
     environment = os.environ | {"OMP_NUM_THREADS": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     done = subprocess.run(program, capture_output=True, text=True, timeout=300, env=environment)

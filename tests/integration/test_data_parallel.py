@@ -34,7 +34,7 @@ UNEQUAL = [
     *(Request(0, 12 * (1 + number), (number, 7, 8, 9) * 4) for number in range(1, 7)),
     Request(1, 200, (3, 4, 5) * 5),
 ]
-SCHEDULE = {"1": 4, "2": 2, "4": 1}  # most running requests -> draft tokens for each
+SCHEDULE = {"1": 4, "2": 2, "4": 1}  # most running requests -> draft tokens per request
 GATES = {
     "schedule": GateConfig(kind="schedule", schedule=SCHEDULE),
     "threshold": GateConfig("threshold", 2),
@@ -129,7 +129,7 @@ async def _run(model: str) -> dict[str, Any]:
         engine.logger_manager.stat_loggers.append(recorders)
         recorders.work_arrived()
         seen["texts"] = await _generate_all(engine, "request", EQUAL)
-        await asyncio.sleep(0.5)  # the last step is recorded after its output comes
+        await asyncio.sleep(0.5)  # a step is recorded after its output has come
         seen["drained"] = await ask_engines(engine, "sam_drain")
         seen["first_only"] = await engine.collective_rpc("sam_drain")
         seen["steps"] = [
@@ -186,7 +186,7 @@ def test_every_engine_has_its_own_steps(seen):
 
 
 def test_vllm_still_answers_for_the_first_engine_only(seen):
-    """If this fails, `ask_engines` can be removed."""
+    """If this test fails, `ask_engines` can be removed."""
     assert len(seen["first_only"]) == 1
 
 
@@ -200,7 +200,7 @@ def test_equal_requests_draw_apart_on_every_engine(seen):
 
 
 def test_vllm_still_lacks_experts_of_several_engines_on_a_cpu():
-    """If this fails, `cpu_experts.py` can be removed."""
+    """If this test fails, `cpu_experts.py` can be removed."""
     from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 

@@ -14,7 +14,7 @@ pytest.importorskip("ray")
 REPOSITORY = Path(__file__).parents[2]
 LIMIT_S = 500
 
-# Runs the cluster and the doctor's command in a new process, because Ray keeps global state.
+# This program gets a process of its own, because Ray keeps global state.
 PROGRAM = """
 import sys
 from ray.cluster_utils import Cluster

@@ -97,7 +97,7 @@ def assert_replayed(folder, policy, prompts, texts, counts):
     ]
     samples = policy.read(traces, shape.target_layers, 2048)
     found = acceptance(Learner(head, policy, STEPS, vocabulary, output), samples)
-    # The first count is that of verify steps.
+    # The first count is the number of verify steps.
     assert counts[0] == pytest.approx(found.positions / found.length, rel=0.01)
     return counts[1:] / counts[0]
 

@@ -1,6 +1,6 @@
 """Checks that drafts which are nearly always wrong do not change samples at T = 1.
 
-The distributions of the second to fifth token are compared with those of transformers.
+The distributions of the second to fifth token are compared with those that transformers computes.
 """
 
 from collections import defaultdict
@@ -21,7 +21,7 @@ RESPONSES = 2000
 LEAST = 100  # the next token is tested after prefixes that at least this many responses share
 
 
-# Sampler, largest number of running requests, whether drafts are bound late.
+# Each side has a sampler, a limit of running requests, and whether drafts are bound late.
 SIDES = {
     "synchronous": ("stock", 256, False),
     "bound, stock": ("stock", 256, True),

@@ -1,9 +1,9 @@
-"""Tests that engines with drafts lose and double no token under random events (`EVENTS`).
+"""Tests that drafting engines neither lose nor double a token under random events (`EVENTS`).
 
 The tiny model runs with the coupled sampler at T = 1, in vLLM's asynchronous path
 (`tests/emulated_device.py`) or synchronously. Each response must equal that of an engine without
-drafts. With SAM_FUZZ_SECONDS, more engines run for this time, with seeds from SAM_FUZZ_SEED on. A
-failure of theirs names its seed.
+drafts. If SAM_FUZZ_SECONDS is set, more engines run for this time; their seeds count up from
+SAM_FUZZ_SEED. A failure names its seed.
 """
 
 import itertools
@@ -200,7 +200,7 @@ def known_responses(prompts: list[list[int]]) -> list[Any]:
     with engine_of(SamConfig(enabled=False), **LARGE) as engine:
         outputs = engine.generate(asked, sampling, use_tqdm=False)
     for one in sampling:
-        one.output_kind = RequestOutputKind.CUMULATIVE  # `generate` has changed it
+        one.output_kind = RequestOutputKind.CUMULATIVE  # `generate` changes this field
     found = texts(output.outputs[0] for output in outputs)
     return list(zip(asked, sampling, found, strict=True))
 

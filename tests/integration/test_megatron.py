@@ -19,9 +19,9 @@ from sam_rollout.heads.writing import write_fresh_head
 from tests import megatron
 from tests.integration.conftest import MODEL, REPOSITORY
 
-LIMIT_S = 440  # the program itself gives up earlier
+LIMIT_S = 440  # megatron_probe.py gives up earlier
 HEAD_LAYERS, OTHER_LAYERS = (2, 6, 9), (0, 5)
-FAR = 0.1  # due to bfloat16 and the order of sums; states of different tokens are 1 apart
+FAR = 0.1  # bfloat16 and the order of sums explain less; states of different tokens are 1 apart
 pytestmark = pytest.mark.timeout(megatron.FETCH_S + LIMIT_S + 30)
 
 
@@ -69,7 +69,7 @@ DIVIDED = {
         "transformer": {"sequence_parallel": False},
     },
 }
-STAGES = {"layers and texts divided": {4, 8}, "texts side by side": {12}}  # layer counts of stages
+STAGES = {"layers and texts divided": {4, 8}, "texts side by side": {12}}  # layers per stage
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def check_states(run: Run, samples: list[dict[str, Any]], layers: tuple[int, ...
 def test_states_are_those_of_the_texts_tokens(run: Run) -> None:
     first = [found["with"]["taken"][0] for found in run.found]
     counts = {len(samples) for samples in first}
-    assert counts == {len(run.found[0]["texts"]) // len(run.found)}  # each takes its share
+    assert counts == {len(run.found[0]["texts"]) // len(run.found)}  # equally many for each process
     assert {found["layers"] for found in run.found} == run.stages
     check_states(run, list(itertools.chain(*first)), HEAD_LAYERS)
 

@@ -1,7 +1,7 @@
 """Tests drafts of a model that vLLM runs, joined with drafts from texts.
 
-The drafter is the tiny model itself, so all its drafts are right at T = 0, and also at T = 1 if the
-noise is shared. Asynchronous scheduling is emulated (`tests/emulated_device.py`).
+The drafter is the tiny model itself. So all its drafts are right at T = 0, and also at T = 1 if
+drafter and sampler share their noise. `tests/emulated_device.py` emulates asynchronous scheduling.
 """
 
 import contextlib
@@ -52,8 +52,6 @@ def sam(
 
 @pytest.fixture(scope="module")
 def start(make_engine) -> Any:
-    """Return ``start(sam, sampler, ahead, **arguments)``, which starts an engine."""
-
     def make(
         config: SamConfig, sampler: str = "coupled", ahead: bool = False, **arguments: Any
     ) -> Any:

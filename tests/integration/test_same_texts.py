@@ -44,7 +44,7 @@ OFF = SamConfig(enabled=False)
 SIBLINGS, LONGEST = 2, 150
 ALWAYS, CLOSED = GateConfig("threshold", 10_000), GateConfig("closed")
 AUTO = GateConfig("auto", exploration=0.1)
-# There are 10 usable blocks: enough for eight prompts, too few for eight responses.
+# The 10 usable blocks are enough for eight prompts, but too few for eight responses.
 SMALL = {
     "max_num_seqs": 8,
     "max_num_batched_tokens": 48,
@@ -142,7 +142,7 @@ def plain(start) -> Any:
 
 
 def rollout(engine: Any, prompts: list[list[int]], first: int = 0) -> list[list[int]]:
-    """Return responses to the prompts from `first` on; their lengths differ."""
+    """Return responses of different lengths to the prompts from number `first` on."""
     limits = lengths(prompts)[first * SIBLINGS :]
     return texts(generate(engine, prompts[first:], SIBLINGS, max_tokens=limits))
 
@@ -192,14 +192,14 @@ def test_texts_are_those_without_drafts(name, engine_of, reference, prompts):
         assert {False, True} == set(report["steps"]["draft_trees"])
         assert counters["gate/tree_steps"] > 0
     assert (counted(engine, "num_preemptions") > 0) == ("preempted" in name)
-    # vLLM also counts padding tokens and unused placeholders as drafts.
+    # vLLM also counts padding tokens as drafts.
     kept = accepted + counters["draft/accepted_padding_tokens"]
     counted_by_vllm = counted(engine, "spec_decode_num_accepted_tokens")
     if "waits" in name:  # we do not count drafts that wait for room in a step
         assert kept <= counted_by_vllm < 1.1 * kept
         return
     assert counted_by_vllm == kept
-    if side.ahead:  # `_fill` and `_bind` write drafts, `_follow` takes tokens in
+    if side.ahead:  # `_fill` and `_bind` write drafts; `_follow` appends to texts
         assert set(ways) == ({"_follow"} if "closed" in name else {"_fill", "_bind", "_follow"})
     else:
         filled = counters["draft/padding_tokens"]
@@ -393,8 +393,8 @@ def test_the_measuring_gate_sees_every_step_of_the_engine(engine_of, prompts, mo
     tokens = sum(map(len, rollout(engine, prompts, first=len(prompts) // 2)))
     drained = engine.collective_rpc("sam_drain")[0]
     counters = drained["counters"]
-    # After a measured step the gate skips at most 3 steps, and few other steps go unmeasured. So
-    # more than a fifth of the steps are measured.
+    # More than a fifth of the steps are measured, because the gate skips at most 3 steps after
+    # a measurement, and few other steps go unmeasured.
     measured, steps = counters["gate/measured_steps"], counters["draft/drafter_steps"]
     assert steps / 5 < measured <= steps == calls["next_budget"]
     assert counters["gate/failures"] == 0

@@ -45,7 +45,7 @@ def test_buckets_are_asked_about_together(module):
         load(module, "head.weight")
     assert module.head.weight.eq(1).all() and module.layer.weight.eq(1).all()
     with pytest.raises(ValueError, match="was skipped"):
-        load(module, "head.weight")  # outside the context vLLM refuses again
+        load(module, "head.weight")  # vLLM refuses again, because the context has ended
 
 
 def test_a_matrix_that_no_bucket_brought_is_refused(module):

@@ -10,7 +10,7 @@ import zmq
 
 
 def test_verl_still_names_the_cpu_backend_twice():
-    """If this fails, ``use_single_gloo_backend`` can be removed."""
+    """If this test fails, ``use_single_gloo_backend`` can be removed."""
     import verl.utils.distributed as distributed
 
     function = distributed.initialize_global_process_group_ray
@@ -21,7 +21,7 @@ def test_verl_still_names_the_cpu_backend_twice():
 
 
 def test_verls_sender_still_waits_for_a_receiver_that_failed(tmp_path):
-    """If this fails, ``WatchedSender`` can be removed."""
+    """If this test fails, ``WatchedSender`` can be removed."""
     from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
     handle, ended = f"ipc://{tmp_path}/engine.sock", threading.Event()

@@ -84,7 +84,7 @@ def test_an_error_ends_the_answering():
 def test_rsd_rewrites_steps_of_low_reward():
     texts, _, target = solved("rsd", 0.5, reward=scored({"draft0\n": 0.4, "draft1\n": 0.5}))
     assert texts == ["target0\ndraft1\ndraft2\n", "target0\n", "target0\ndraft1\n"]
-    assert target.asked == [["0", "1", "2"]]  # the target is asked in one round only
+    assert target.asked == [["0", "1", "2"]]  # the target is asked only once
 
 
 def test_the_router_sends_steps_above_its_threshold():
@@ -105,7 +105,7 @@ def test_the_oracle_takes_the_better_step_and_the_draft_at_a_tie():
 def test_collecting_averages_several_steps_of_the_target():
     draft, target, solutions = Scripted(DRAFT), Scripted(TARGET), answers()
 
-    async def reward(_solution, step):  # the target's second try is better; drafts get 0.4
+    async def reward(_solution, step):  # of the target's two tries, the second is better
         return step.tokens[0] if step.author == TARGET else 0.4
 
     pairs = collect(solutions, draft, target, reward, samples=2, seed=1)

@@ -97,7 +97,7 @@ def test_a_real_loss_is_outside_the_interval():
 
 def test_distance_of_draw():
     probabilities = np.array([0.2, 0.3, 0.0, 0.5])
-    # 0.49 draws token 1; the interval of token 3 begins at 0.5, the one of token 0 ends at 0.2.
+    # The number 0.49 draws token 1. Token 3's interval begins at 0.5; token 0's ends at 0.2.
     assert distance_of_draw(probabilities, 0.49, (1,)) == 0.0
     assert distance_of_draw(probabilities, 0.49, (1, 3)) == pytest.approx(0.01)
     assert distance_of_draw(probabilities, 0.49, (0, 3)) == pytest.approx(0.29)

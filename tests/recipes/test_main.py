@@ -16,7 +16,7 @@ REFUSED = [
     ),
 ]
 DATA = "data.train_files=nowhere.parquet"
-QUIET = ("hydra/job_logging=none", "hydra/hydra_logging=none")  # keeps the tests' logging
+QUIET = ("hydra/job_logging=none", "hydra/hydra_logging=none")  # Hydra sets up no logging
 MISSING = "data.train_files = 'nowhere.parquet': there is no such file; python -m recipes.dapo_qw"
 
 

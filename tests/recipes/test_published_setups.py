@@ -19,7 +19,7 @@ def expected(setup: str) -> dict[str, Any]:
     for values in listed["values"].values():
         found |= values
     for difference in listed.get("differences", ()):
-        found.pop(difference["key"], None)  # without "ours", there is nothing to set
+        found.pop(difference["key"], None)  # a difference without "ours" sets nothing
         if "ours" in difference:
             found[difference["key"]] = difference["ours"]
     return found

@@ -7,7 +7,6 @@ from recipes.dapo_qwen3.synthetic_math import FAMILIES, demonstrate, draw_proble
 
 
 def _answer_read_from_question(question: str) -> int:
-    """Compute the answer from the question's words."""
     terms = re.search(r"a=[^ ?]*\d", question).group()
     values = [eval(term.split("=")[1]) for term in terms.split(",")]
     modulus = re.search(r"modulo (\d+)", question)

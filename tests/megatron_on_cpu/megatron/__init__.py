@@ -1,8 +1,8 @@
-"""Runs Megatron-Core on a CPU; this folder must precede the package's on PYTHONPATH.
+"""Runs Megatron-Core on a CPU; this folder must come before Megatron's on PYTHONPATH.
 
-Names of CUDA are replaced by those of the CPU. PyTorch's norm and attention replace Megatron's, and
-mbridge's names of their weights are adapted. Everything else is as installed. Gradients of norms
-are not summed over sequence parallelism here.
+Functions for the CPU replace functions of torch.cuda. PyTorch's norm and attention replace
+Megatron's, so mbridge gets other names for the weights of norms. Everything else is as installed.
+Processes of sequence parallelism do not sum the gradients of norms here.
 """
 
 import functools
@@ -74,7 +74,7 @@ class Attention(torch.nn.Module):
 
 
 def _places(lengths, size, rank):
-    """Return the text of each row in a process, and the row's place in that text."""
+    """Return, for each row in a process, the number of its text and its place in that text."""
     rows = []
     for text, length in enumerate(lengths):
         half = length // (2 * size)
@@ -90,7 +90,7 @@ def _from_all(rows, size, group):
         return rows
     parts = [torch.empty_like(rows) for _ in range(size)]
     torch.distributed.all_gather(parts, rows.detach().contiguous(), group=group)
-    parts[torch.distributed.get_rank(group)] = rows  # other rows have no gradients
+    parts[torch.distributed.get_rank(group)] = rows  # rows of other processes have no gradients
     return torch.cat(parts)
 
 
