@@ -13,8 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LIBRARY = ROOT / "sam_rollout"
 
-# Folders and modules ("rooms") of the library on floors, the highest first. A file may import from
-# its own room and from lower floors.
+# The library's folders and modules ("rooms") stand on floors; the highest floor comes first. A file
+# may import from its own room and from lower floors.
 FLOORS = (
     ("commands",),
     ("doctor",),

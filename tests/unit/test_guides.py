@@ -20,13 +20,13 @@ from tests.unit.test_configs import composed
 pytestmark = pytest.mark.slow
 
 PAGES = ("README.md", "docs/clusters.md", "docs/ascend_zh.md")
-DEVICES = ("ascend_910c", "cuda")  # what a page's DEVICE may be
+DEVICES = ("ascend_910c", "cuda")  # values of DEVICE in the pages
 PROGRAMS = ("bash", "python", "sam-rollout")
 FOLDER = "${OUTPUT_DIR:+run_dir=$OUTPUT_DIR}"  # the folder's override in scripts/compare.sh
 STUBS = "\n".join(
     f"{name}() {{ printf 'RUN {name}'; printf ' %q' \"$@\" {FOLDER}; echo; }}" for name in PROGRAMS
 )
-COMPARE = "scripts/compare.sh"  # has words of its own, which are no overrides
+COMPARE = "scripts/compare.sh"  # not all of its words are overrides
 ITS_OWN = ("repeats", "skip_first")
 
 

@@ -9,7 +9,7 @@ FIELDS = {"seed": 42, "step": 3, "group": "0123456789abcdef", "sibling": 1}
 
 
 def test_hashes_are_fixed_for_all_times():
-    """Recorded runs are matched by these hashes."""
+    """Comparisons match requests of recorded runs by these hashes."""
     assert group_of(PROMPT) == "37eab9d2693cff16"
     assert group_of([]) == "e4a6a0577479b2b4"
     assert key_of(**FIELDS) == 3454342004548469330

@@ -211,7 +211,7 @@ def test_the_doctor_is_asked_in_the_environment_of_a_run(tmp_path):
 
 
 def test_scripts_and_doctor_agree():
-    """Both have a copy of the limit, because the launcher may run without sam_rollout."""
+    """The scripts have their own limit of open files, because they may run without sam_rollout."""
     for device in DEVICES:
         script = (ROOT / f"scripts/env/{device}.sh").read_text()
         assert re.findall(r"^raise_open_files (\d+)", script, re.M) == [str(host.OPEN_FILES)]

@@ -1,6 +1,6 @@
 """Checks the patches in patches/ and the script that applies them.
 
-tests/ascend/test_patched_tree.py applies them to upstream's files.
+tests/ascend/test_patched_tree.py applies the patches to upstream's files.
 """
 
 import re

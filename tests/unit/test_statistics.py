@@ -120,7 +120,7 @@ def test_ratios_of_hardly_any_units_are_not_compared(units):
 
 
 def test_a_share_has_wilsons_interval():
-    """Wilson (1927): 3 of 10, 95 %."""
+    """The first interval is that of Wilson (1927) for 3 of 10 at 95 %."""
     found = share(3, 10)
     assert (found.low, found.value, found.high) == pytest.approx((0.1078, 0.3, 0.6032), abs=1e-4)
     assert share(10, 10).high == pytest.approx(1.0)

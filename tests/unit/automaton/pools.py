@@ -37,7 +37,6 @@ def int32(*values):
 
 
 def read(pool, slot, text, length):
-    """Read one text up to a length."""
     pool.extend(int32(slot), int32(0), np.asarray(text, np.int32)[None], int32(length))
 
 
@@ -55,7 +54,7 @@ def votes_at(place):
     if place[interface.PLACE_KIND] == interface.LIVE:
         lanes = np.zeros((1, continuations.LANE_WIDTH), np.int64)
         tasks = np.zeros((continuations.LEVELS, continuations.TASK_WIDTH), np.int64)
-        lanes[0, : continuations.LANE_TEXT + 1] = place[1:]  # both have these columns
+        lanes[0, : continuations.LANE_TEXT + 1] = place[1:]  # a lane has these columns, too
         addresses = lanes.ctypes.data, tasks.ctypes.data
         continuations.vote_lanes(*addresses, np.zeros(1, np.int64), 1, np.zeros(1, np.int64))
         count = continuations.take_votes(*addresses, 0, tokens, classes, 0)
@@ -92,5 +91,4 @@ def draft_rows(pool, slots, token_ids, lengths, k=3):
 
 
 def draft(pool, slot, text, length, k):
-    """Read one text up to a length, and draft after it."""
     return draft_rows(pool, [slot], np.asarray(text, np.int32)[None], [length], k)[0]

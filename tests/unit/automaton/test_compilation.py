@@ -41,7 +41,7 @@ class Package:
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    # Python's own cache could not distinguish the two versions, so none is written.
+    # Python's own cache could not tell the two versions apart, so it is not written.
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     package = Package(tmp_path)
     monkeypatch.setattr(numba.core.config, "CACHE_DIR", str(package.cache))

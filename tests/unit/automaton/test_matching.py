@@ -20,14 +20,14 @@ TOKEN_OF = {"a": 0, "b": 1 << 30, "c": LARGEST_TOKEN, "d": 5}
 class Reference:
     def __init__(self):
         self.prefixes = {""}  # prefixes of all texts
-        self.noted = []  # (text so far, next token, writer of the run), oldest first
-        self.open_runs = {}  # text at a run's end -> the run's writer
+        self.noted = []  # (text so far, new token, writer), oldest first
+        self.open_runs = {}  # text that ends in a new token -> writer of the first
 
     def knows(self, string):
         return any(string in prefix for prefix in self.prefixes)
 
     def append(self, text, token, writer):
-        """Read one more token of a text; only a string that is new is noted."""
+        """Read one more token of a text; note it if the text with the token is a new string."""
         if not self.knows(text + token):
             writer = self.open_runs.pop(text, writer)
             self.open_runs[text + token] = writer
@@ -125,7 +125,7 @@ def families(draw):
 
 
 def grown(pool, family, shared):
-    """Read a family in its turns; yield (number of a text, slot, text so far, reference)."""
+    """Read a family's texts bit by bit; yield (text's number, slot, text so far, reference)."""
     texts, turns = family
     automaton, common = pool.create() if shared else None, Reference()
     slots = [pool.open(automaton, group=number % 2) for number in range(len(texts))]
@@ -205,7 +205,7 @@ def strings_of(texts):
 
 
 def check_longest(votes, strings, mine):
-    """Check that the first vote follows the longest suffix that has a successor in a string."""
+    """Check that the first vote comes after the longest suffix that goes on in some string."""
     low, high = 0, len(mine)
     while low < high:
         middle = (low + high + 1) // 2
@@ -245,7 +245,7 @@ def test_long_texts_are_quick_and_right(name):
     slot = pool.open()
     started = time.perf_counter()
     read(pool, slot, text, LONG)
-    # Reading takes 3-90 ms. If the cost of a token grew with the text, it would take minutes.
+    # Reading the text takes 3-90 ms. If a token's cost grew with the text, it would take minutes.
     assert time.perf_counter() - started < 5
     assert pool.nbytes / LONG < 110
     (string,) = strings_of([text])

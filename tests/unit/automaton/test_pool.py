@@ -36,14 +36,14 @@ def text_like_reasoning(tokens, seed=0):
 def test_rows_that_are_read_together_are_read_as_if_alone(pool, automata, rows, tokens):
     rng = np.random.default_rng(0)
     texts = np.stack([text_like_reasoning(tokens, seed) for seed in range(rows)])
-    if automata:  # texts are mostly the same, but differ again and again
+    if automata:  # most tokens of the texts are the same
         same = rng.random(texts.shape) < 0.9
         texts = np.where(same, texts[0], texts).astype(np.int32)
     alone = AutomatonPool()
     shared, shared_alone = ([one.create() for _ in range(automata)] for one in (pool, alone))
     slots, slots_alone = [], []
     for row in range(rows):
-        number = row % (automata + 1)  # the last number: an automaton of its own
+        number = row % (automata + 1)  # with the last number, a row has its own automaton
         slots.append(pool.open(shared[number] if number < automata else None))
         slots_alone.append(alone.open(shared_alone[number] if number < automata else None))
     lengths = np.zeros(rows, np.int32)
@@ -88,8 +88,8 @@ def test_a_reused_slot_knows_nothing_of_its_past(pool):
 @pytest.mark.parametrize(
     ("second", "length"),
     [
-        ([1, 2, 1, 2, 1], 3),  # cut
-        ([1, 2, 1, 2, 9, 8, 9], 7),  # another token at the old end
+        ([1, 2, 1, 2, 1], 3),  # a cut text
+        ([1, 2, 1, 2, 9, 8, 9], 7),  # a text with another token at its old end
         ([1, 2, 1, 2, 1], 0),
     ],
 )

@@ -102,7 +102,7 @@ def disk(monkeypatch, free_gib, total_gib=100):
 @pytest.mark.parametrize(
     ("asked", "free_gib", "status"),
     [
-        (ask("cpu"), 13, "ok"),  # 4 ranks of 2 GiB, 4 for Ray
+        (ask("cpu"), 13, "ok"),  # 4 ranks of 2 GiB, 4 GiB for Ray
         (ask("cpu"), 11, "fail"),
         (ask(), 11, "warn"),
         (ask("cuda"), 5, "ok"),

@@ -128,7 +128,7 @@ def test_plugins_have_to_be_there(monkeypatch, group, points, status):
 @pytest.mark.parametrize(
     ("allowed", "device", "status"),
     [
-        ("", "cpu", "fail"),  # vLLM loads no plugin then
+        ("", "cpu", "fail"),  # vLLM loads no plugin
         ("other,sam_rollout", "cpu", "ok"),
         ("sam_rollout", "ascend_910c", "fail"),
         ("sam_rollout,ascend", "ascend_910c", "ok"),

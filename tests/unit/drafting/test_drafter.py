@@ -61,7 +61,7 @@ def test_max_bytes_suspends_the_smallest_present_request_until_memory_returns():
         assert drafts["small"] == [] and len(drafts["large"]) == 3
     usage = drafter.usage()
     assert usage.bytes <= 1 << 20
-    assert usage.evictions == 1  # not once per step
+    assert usage.evictions == 1  # one eviction, not one per step
     drafter.finish(["large"])
     assert len(step(drafter, {"small": texts["small"]})["small"]) == 3
     assert drafter.usage().live_requests == 1

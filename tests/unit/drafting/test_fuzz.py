@@ -2,7 +2,7 @@
 
 A draft from the request's own text must follow the longest suffix that had a successor, or the next
 shorter one (`automaton/continuations.py`). A draft from other sources must occur in a known text.
-With trees, all rows together keep to one budget. Seeds from SAM_FUZZ_SEED on are tried for
+The trees of all rows together keep to one budget. Seeds count up from SAM_FUZZ_SEED for
 SAM_FUZZ_SECONDS. A failure names its seed.
 """
 
@@ -27,7 +27,7 @@ from tests.unit.drafting.texts import drive
 MAX_ROWS = 6
 SHORT, LONG = 160, 2_500  # tokens of a text; a block holds 512
 LARGEST_TOKEN = UNKNOWN_VOCABULARY - 1
-STEPS = 60  # steps of each drafter
+STEPS = 60
 GROUPS = 3
 SHAPES = ("chain",), ("chain",), ("tree",), ("chain", "tree")
 SECONDS, SEED = (int(os.environ.get(f"SAM_FUZZ_{name}", least)) for name, least in
@@ -39,7 +39,7 @@ class OwnText:
     """Tells which drafts a growing text allows.
 
     Attributes:
-        run: int[end], number of tokens before each end that equal the tokens at the text's end.
+        run: int[end]; for each end, how many tokens before it equal the last tokens of the text.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,6 @@ class OwnText:
         self.run = np.zeros(LONG + 1, np.int64)
 
     def extend(self, tokens: np.ndarray) -> None:
-        """Read tokens."""
         for token in tokens.tolist():
             n = len(self.tokens)
             self.run[1 : n + 1] = self._longer(self.run, token)
@@ -60,7 +59,7 @@ class OwnText:
         return np.where(self._array[:n] == token, run[:n] + 1, 0)
 
     def allows(self, draft: list[int], count: int, whole: bool) -> bool:
-        """Return whether a draft is allowed and, if `whole`, as long as possible up to `count`."""
+        """Return whether a draft is allowed and, if `whole`, as long as text and `count` allow."""
         n, run = len(self.tokens), self.run.copy()
         for token in draft:
             longest = run[:n].max(initial=0)
@@ -130,9 +129,9 @@ class Fuzz:
         self._live: list[Request] = []
         self._retired: list[str] = []
         self._made, self._train_step = 0, 0
-        self._told: Counter[str] = Counter()  # response of this engine -> tokens told to others
-        self._heard: Counter[str] = Counter()  # response of another engine -> tokens told here
-        self._heard_last: dict[str, np.ndarray] = {}  # the last token of each of these responses
+        self._told: Counter[str] = Counter()  # this engine's response -> tokens sent
+        self._heard: Counter[str] = Counter()  # another engine's response -> tokens received
+        self._heard_last: dict[str, np.ndarray] = {}  # the last token of these responses
         self._damaged = 0
         self.judged = 0
 
@@ -220,7 +219,7 @@ class Fuzz:
     def _arrive(self) -> None:
         while len(self._live) < MAX_ROWS + 2 and self._rng.random() < 0.5:
             if self._retired and self._rng.random() < 0.3:
-                name = self._retired.pop()  # an id used again, for another text
+                name = self._retired.pop()  # the id is used again, for another text
             else:
                 self._made += 1
                 name = f"request-{self._made}"

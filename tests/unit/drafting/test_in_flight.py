@@ -77,7 +77,7 @@ def test_any_schedule_is_told_as_the_engine_lived_it(policy, siblings):
         for name, request in running.items():
             flight, drawn = in_flight.get(name, (NOTHING, []))
             draft, filling, source = flight
-            if rng.random() < 0.05:  # a prompt that is still computed
+            if rng.random() < 0.05:  # the prompt is not computed yet
                 expected.append((0, 0, 0, 0, NO_SOURCE))
                 judged.append((0, 0))
                 continue

@@ -18,7 +18,7 @@ from sam_rollout.drafting.policy import DraftPolicy
 from tests.unit.drafting.texts import int32, rows_of
 
 K, MAX_ROWS = 8, 4
-SAID = (CERTAIN, 300, 600, 100)  # how certain each source says that its drafts are
+SAID = (CERTAIN, 300, 600, 100)  # certainty that each source claims for its drafts
 Votes = list[tuple[int, int, tuple]]  # token, source, class
 
 

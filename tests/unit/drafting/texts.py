@@ -38,20 +38,19 @@ def drive(drafter, request_ids, token_ids, num_tokens, eligible=None, gate_open=
 
 
 def step(drafter, texts, *, gate_open=True):
-    """Run one engine step on `texts`, known tokens by request id; return drafts by request id."""
+    """Run one engine step on `texts` (request id -> known tokens); return drafts by request id."""
     batch = drive(drafter, list(texts), *rows_of(texts.values()), gate_open=gate_open)
     return dict(zip(texts, batch.to_lists(), strict=True))
 
 
 def enter(drafter, name, who, text):
-    """Admit a request, if it has an identity; return its draft in a step without other requests."""
+    """Admit a request if it has an identity; return its draft in a step without other requests."""
     if who:
         drafter.admit(name, who)
     return step(drafter, {name: text})[name]
 
 
 def leave(drafter, names):
-    """End requests, and then the training step."""
     drafter.finish(names)
     drafter.end_step()
 
@@ -76,7 +75,7 @@ def drafter_of(
 
 
 class Later(Executor):
-    """An executor that works when `work` is called."""
+    """An executor whose tasks run when `work` is called."""
 
     def __init__(self):
         self.tasks, self.done = [], 0

@@ -35,14 +35,14 @@ class Seat:
 
 
 class Group:
-    """The gates of a group; `make` makes a rank's gate, which exchanges through the rank's seat."""
+    """The gates of a group; `make` returns a rank's gate, which reports through the rank's seat."""
 
     def __init__(self, make: Callable[[Seat], GuardedGate], ranks: int) -> None:
         self.table = Table(ranks)
         self.gates = [make(Seat(self.table, rank)) for rank in range(ranks)]
 
     def step(self, rows: Sequence[int]) -> list[int | None]:
-        """Return budgets after a step with `rows[i]` requests in engine i; None: a dummy batch."""
+        """Return budgets after a step with `rows[i]` requests in engine i; None if it has none."""
         self.table.exchange()
         return [
             gate.next_budget(decode(count)) if count else None

@@ -35,12 +35,12 @@ class SyntheticEngines:
     """Engines that decode rounds of requests, and wait for each other in every step.
 
     Attributes:
-        seconds: Maps requests, scored tokens and context tokens to the time of a step.
-        acceptance: Maps running requests and seconds since the start to the chance that a draft
-            token is accepted if the earlier ones are. The drafter knows this chance.
+        seconds: Maps numbers of requests, scored tokens and context tokens to a step's time.
+        acceptance: Maps the number of running requests and the seconds since the start to the
+            chance, known to the drafter, that a draft token is accepted if all earlier ones are.
         fulfilled: The true chance divided by `acceptance`.
         lengths: Lengths of the responses of each engine.
-        drafting: Share of requests for which there is a draft.
+        drafting: Share of requests that have a draft.
         noise: Relative standard deviation of a step's time.
         pauses: Share of steps that take 20 times as long.
         ahead: Steps between a gate's decision and the first step with room for drafts.
@@ -112,7 +112,7 @@ class _Engine:
         self._texts = np.full(len(left), 100, np.int32)
         self._drafts = np.zeros(len(left), np.int32)
         self._matched = np.zeros(len(left), bool)
-        self._chance = 0.0  # that a draft token is accepted
+        self._chance = 0.0  # chance that a draft token is accepted
         self._looked = False
         self._rows_before = -1
         self._filling = np.zeros(len(left), np.int32)
@@ -142,7 +142,7 @@ class _Engine:
     def _offered(self, right: np.ndarray) -> Offered:
         chances, classes = _chances(self._chance)
         place = np.arange(K)
-        judged = (place <= self._drafts[:, None]) & self._matched[:, None]  # and a token held back
+        judged = (place <= self._drafts[:, None]) & self._matched[:, None]  # one more is held back
         asked = judged.sum(axis=0)
         kept = (judged & (place < right[:, None])).sum(axis=0)
         told = np.array([np.full(K, self._matched.sum()), asked, kept, asked * chances])

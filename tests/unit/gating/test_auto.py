@@ -118,7 +118,7 @@ class Recorder(AutoGate):
     def __init__(self) -> None:
         super().__init__(Limits(REQUESTS, 1 << 20, k=K), EXPLORATION)
         self.given: list[int] = []
-        self.prices: list[float] = []  # the minimum chances of steps with an open gate
+        self.prices: list[float] = []  # minimum chance of each step with an open gate
 
     def budget(self, rows, *, whole=False, room=True):
         budget = super().budget(rows, whole=whole)
@@ -173,7 +173,7 @@ def test_what_fills_steps_up_belongs_to_their_time():
         step = engine_step(number * 1_000_000, ones, 0 * ones, (10 + number) * ones)
         filled = step.verified._replace(filling=K * ones)
         told = np.zeros((4, len(CHANCES)))
-        told[:3, 4], told[3, 4] = rows, 0.55 * rows  # each request: a token of chance 0.5
+        told[:3, 4], told[3, 4] = rows, 0.55 * rows  # each request has one token of chance 0.55
         offered = Offered(rows, told) if gate._budget else None
         gate.observe(step._replace(verified=filled, offered=offered))
         verdicts.append(gate.budget(rows, whole=True))
@@ -202,7 +202,7 @@ feed.now, feed.texts = 0.0, 10
     "changes",
     [
         {"same_batch": False},
-        {"sampled": np.array([1, 1, 1, 0], np.int32)},  # a prompt that is still computed
+        {"sampled": np.array([1, 1, 1, 0], np.int32)},  # one prompt is not computed yet
         {"num_tokens": np.full(4, 9_999, np.int32)},  # steps that the gate did not see
         {"now_ns": 1 << 60},  # a pause
     ],

@@ -11,7 +11,8 @@ from tests.unit.gating.steps import engine_step
 
 K, EXPLORATION = 16, 0.005
 CHAIN, TREE = 0, 1
-# Chances of a request's draft tokens in each shape. A tree has more tokens than the chain.
+# Chances of a request's draft tokens. A chain has the tokens ALONE; a tree has the first half of
+# the chain, and the tokens BESIDE it.
 ALONE = 0.6 ** np.arange(1, K + 1)
 BESIDE = np.array([0.2, 0.12, 0.12, 0.08, 0.07, 0.07, 0.04, 0.04])
 OFFERS = ALONE, np.sort(np.concatenate([ALONE[:8], BESIDE]))[::-1]
@@ -41,7 +42,7 @@ class Engine:
         rows: Number of requests, of which the first ones may have drafts (see `may`).
         may: For each shape, the share of requests that may have drafts of this shape.
         heard: Shapes of which the gate gets offers.
-        shapes: Shape of the drafts of each step, or None.
+        shapes: Shape of the drafts of each step; None if the gate was closed.
         chosen: Like `shapes`, but without the steps that were trials.
     """
 
@@ -189,10 +190,10 @@ def test_a_series_of_trials_ends_where_nothing_is_heard_of_it():
 
 
 def test_a_series_of_trials_is_dropped_where_another_load_changed_the_shape():
-    """The first series tries trees; the next one tries chains, and must not use offers of trees."""
+    """Trials of the first series have trees. Those of the next must not use offers of trees."""
     sure = np.ones(K)
     engine = Engine(lambda tokens, shape: 20e-3, rows=2, offers=(sure, sure))
-    while engine.shapes.count(TREE) < 40:  # the second series is under way
+    while engine.shapes.count(TREE) < 40:  # until the second series is under way
         engine.run(1)
     engine.rows, engine.may = 8, (0.0, 1.0)
     engine.run(1)
@@ -205,7 +206,7 @@ def test_trials_are_as_rare_where_the_number_of_requests_goes_up_and_down():
     engine = Engine(linear)
     engine.run(1000)
     for turn in range(100):
-        engine.rows = 7 + turn % 2  # 7 and 8 are in different octaves
+        engine.rows = 7 + turn % 2  # the gate measures loads by octaves: 4 to 7, 8 to 15
         engine.run(20)
     assert engine.share_of(TREE, 2000) < 0.05
 

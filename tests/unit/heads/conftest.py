@@ -64,7 +64,7 @@ def make_head(model_config):
 def write(tmp_path, model_config):
     """Return a function that writes a head's folder.
 
-    With `rows`, the head has its own output matrix: one row for each of `rows` tokens from 3 on.
+    If `rows` is given, the head has its own output matrix for `rows` tokens from token 3 on.
     """
 
     def write(rows=None, **changes):

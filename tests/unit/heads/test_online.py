@@ -118,7 +118,7 @@ def test_the_time_it_may_take_is_kept(online, policy, samples):
         spent += found["time_s"]
         updates.append(found["updates"])
         tested += "length" in found
-        # 12 ticks of tolerance: the first step does not know yet how long a test and an update take
+        # The first step does not know yet how long a test and an update take, so allow 12 ticks.
         assert spent < step * share + 12 * TICK_S
     assert sum(updates) > 10 and 0 in updates  # most steps have too little time for updates
     assert 20 < tested < 80  # many steps lack the time even for a test
@@ -182,7 +182,7 @@ def _learn_together(rank, policy, first_head, samples):
 
     def attempt(mine, kind=None, broken="", breaking=None):
         trainable = copy.deepcopy(first_head)
-        if rank:  # this process has other weights; those of the first process replace them
+        if rank:  # the first process's weights replace these weights
             torch.nn.init.zeros_(trainable.head.fc.weight)
         online = OnlineHead(trainable, 2, SETTINGS, peers)
         online.buffer.add(mine)
@@ -209,7 +209,7 @@ def test_processes_keep_one_head_and_fail_together(matrices, trainable, samples)
         assert first[1]["failures"] == second[1]["failures"] == (number > 1)
         assert first[1].get("updates") == second[1].get("updates")
         assert first[1].get("length") == second[1].get("length")
-        if number < 5:  # the last attempt fails before it takes over the first process's weights
+        if number < 5:  # the last attempt fails before weights are replaced
             assert (first[0] == second[0]).all()
     assert whole[1]["updates"] > 0
     assert lonely[1]["updates"] == 0 and lonely[1]["length"] > 0

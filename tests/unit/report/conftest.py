@@ -47,7 +47,7 @@ def run_info(name: str, sam: bool, **fields: Any) -> RunInfo:
 
 @pytest.fixture
 def make_run(tmp_path) -> MakeRun:
-    """make_run(name, {step: metrics}, sam=..., **fields of RunInfo) -> path of the run folder."""
+    """Return make_run(name, {step: metrics}, sam=..., **fields of RunInfo), which writes a run."""
 
     def make(
         name: str, steps: Mapping[int, Mapping[str, float]], *, sam: bool = False, **fields: Any
@@ -151,7 +151,7 @@ class Synthetic:
 
 @pytest.fixture
 def synthetic(tmp_path) -> Callable[..., Path]:
-    """synthetic(name, **fields of Synthetic) -> path of a whole made-up run folder."""
+    """Return synthetic(name, **fields of Synthetic), which writes the folder of a made-up run."""
 
     def make(name: str, **fields: Any) -> Path:
         return Synthetic(**fields).write(tmp_path / name)
@@ -161,7 +161,7 @@ def synthetic(tmp_path) -> Callable[..., Path]:
 
 @pytest.fixture
 def compared(synthetic) -> Callable[..., Comparison]:
-    """compared(fields of BASE, **fields of SAM) -> comparison of two synthetic runs."""
+    """Return compared(fields of BASE, **fields of SAM), which compares two synthetic runs."""
 
     def make(base: Mapping[str, Any] | None = None, **sam: Any) -> Comparison:
         off, on = synthetic("off", **(base or {})), synthetic("on", **{"sam": True, **sam})
@@ -177,7 +177,7 @@ def pair(synthetic) -> tuple[Path, Path]:
 
 @pytest.fixture
 def pairs(synthetic) -> Callable[..., tuple[list[Path], list[Path]]]:
-    """pairs(seeds, **fields) -> paths of both sides, with one run for each seed."""
+    """Return pairs(seeds, **fields), which writes one run of both sides for each seed."""
 
     def make(seeds: Any, **fields: Any) -> tuple[list[Path], list[Path]]:
         def run(name: str, seed: int) -> Path:

@@ -15,7 +15,7 @@ from tests.unit.drafting.texts import int32, rows_of
 K, MAX_ROWS, MAX_LENGTH = 3, 4, 64
 THRESHOLD = 2
 PERIOD = [5, 6, 7, 8]
-START = PERIOD * 2 + PERIOD[:1]  # text of every request that is not given another one
+START = PERIOD * 2 + PERIOD[:1]  # text of each request for which a test gives no text
 
 
 def next_of_period(text: Sequence[int], count: int = K) -> list[int]:
@@ -27,7 +27,7 @@ class Engine:
         self,
         *names: str,
         siblings: bool = False,
-        folder: str = "",  # keeps ended responses; empty: none are kept
+        folder: str = "",  # for ended responses; if empty, none are kept
         sources: SourcesConfig | None = None,  # instead of own text and siblings
         gate: GateConfig | None = None,
         pad_drafts: str = "auto",
@@ -47,8 +47,8 @@ class Engine:
         self.identities: dict[str, RequestIdentity] = {}
         self.without: set[str] = set()
         self.chains_only: set[str] = set()
-        self.room = True  # the next step has room for drafts
-        self.whole = False  # the next step is prepared ahead, with K places for each request
+        self.room = True  # whether the next step has room for drafts
+        self.whole = False  # whether the next step is prepared ahead, with K places per request
         self.add(*names)
         limits, asked = Limits(MAX_ROWS, MAX_LENGTH), EngineHooks(**hooks)
         self.session = DraftSession(self.config, self, limits, record=record, hooks=asked)

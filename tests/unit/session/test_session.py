@@ -96,7 +96,7 @@ def test_prompts_that_are_still_computed_and_requests_without_drafts_are_offered
     gate = on_record(engine)
     engine.without.add("c")
     engine.go_on({"a": next_of_period(engine.texts["a"], 1), "b": [], "c": [9]})
-    engine.step("a", "b", "c")  # the prompt of b has ended
+    engine.step("a", "b", "c")  # b's prompt is computed now
     engine.step("a", "b", "c")
     assert [step.offered and step.offered.rows for step in gate.seen] == [None, 1, 2]
 
@@ -178,7 +178,7 @@ def test_drafts_that_the_gate_did_not_want_are_told_it_as_wasted():
     gate = on_record(engine)
     engine.step("a", "b")
     engine.whole, gate.given = True, 0
-    for is_drafted in (True, False):  # drafted while the gate was open, then only filled up
+    for is_drafted in (True, False):  # first a draft of the open gate, then only filling
         drafts, *_ = engine.step("a", "b", "c")
         text = engine.texts["a"]
         assert drafts == (next_of_period(text) if is_drafted else text[-1:] * K)
@@ -308,7 +308,7 @@ def test_nothing_keeps_the_ids_of_requests_that_ended(record, tmp_path):
         engine.add_siblings([number, *PERIOD, *PERIOD], *names)
         engine.without.add(names[2])
         engine.step(*names)
-        engine.step(*names[:2], sampled=2)  # the third is preempted
+        engine.step(*names[:2], sampled=2)  # the third request is preempted
     assert holders_of(engine.session, "request-0")
     for kept in (engine.texts, engine.identities, engine.without):
         kept.clear()

@@ -31,7 +31,7 @@ def test_a_hybrid_caches_the_layers_with_attention_and_keeps_a_state_of_the_othe
 
 
 def test_a_long_text_takes_the_published_kv_cache(moe):
-    """Section 2.1 of the published analysis: 1.47 GB for 32K tokens at TP = 4."""
+    """The analysis named in test_memory.py says 1.47 GB for 32K tokens at TP = 4 (section 2.1)."""
     assert 32768 * moe.kv_cache_bytes(tensor_parallel=4) / 2**30 == pytest.approx(1.47, abs=5e-3)
 
 

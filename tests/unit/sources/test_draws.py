@@ -39,7 +39,7 @@ def draft(drafter, texts, heard=None):
 def test_draws_behind_the_first_wrong_token_are_drafted_by_position():
     drafter = make_drafter()
     assert draft(drafter, {"a": [1, 2]}) == [[]]
-    # 3 is right and 9 is wrong. 4 is sampled instead of 9; 5 and 6 are drawn after 9 and 8.
+    # Draft token 3 is right; 9 is wrong, so 4 is sampled. 5 and 6 are drawn after 9 and 8.
     heard = scored(("a", [1, 2], [3, 9, 8], [3, 4, 5, 6]))
     assert draft(drafter, {"a": [1, 2, 3, 4]}, heard) == [[5, 6]]
     assert draft(drafter, {"a": [1, 2, 3, 4, 5]}) == [[6]]

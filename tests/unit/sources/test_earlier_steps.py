@@ -201,7 +201,7 @@ def test_a_slow_disk_drops_responses_instead_of_keeping_them(tmp_path, monkeypat
         for end in (1, len(RESPONSE)):
             step(drafter, {"r": PROMPT + RESPONSE[:end]})
         drafter.finish(["r"])
-    assert counter(drafter, "dropped_texts") == 6  # 68 tokens each: three fit
+    assert counter(drafter, "dropped_texts") == 6  # each has 68 tokens, so three fit
     executor.work()
     assert len(kept(tmp_path)) == 3
 

@@ -165,7 +165,7 @@ def test_other_files_in_the_folder_are_left_alone(tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-SHARED_BYTES = 600_000  # of 740,000 that are written, so that each writer keeps some
+SHARED_BYTES = 600_000  # 740,000 are written, so each writer keeps some
 
 
 def _write_many(folder, name, count):
@@ -188,7 +188,7 @@ def test_two_processes_write_at_once(tmp_path):
         for name in ("a", "b"):
             for response in reader.read(name, PLENTY, PLENTY):
                 assert (response == response[0]).all() and len(response) == 30
-        with suppress(FileNotFoundError):  # renamed or deleted meanwhile
+        with suppress(FileNotFoundError):  # a file may be renamed or deleted meanwhile
             assert folder_bytes(tmp_path) <= SHARED_BYTES
     assert [process.exitcode for process in processes] == [0, 0]
     for name in ("a", "b"):
@@ -279,7 +279,7 @@ def test_another_users_orphan_stays_as_it_is(tmp_path, monkeypatch):
 def test_segments_that_another_machine_deleted_cost_nothing(tmp_path, monkeypatch):
     writer, reader = store(tmp_path, 64_000), store(tmp_path, 64_000)
     for step in range(8):
-        writer.append("g", step, np.full(50, step, np.int32))  # a segment each
+        writer.append("g", step, np.full(50, step, np.int32))  # each text fills a segment
     reader.refresh()
     oldest = segment_files(tmp_path)[0]
     oldest.unlink()
@@ -291,7 +291,7 @@ def test_segments_that_another_machine_deleted_cost_nothing(tmp_path, monkeypatc
         lambda self: {path.stem: path for path in ghosts.values()} | segments(self),
     )
     smaller = store(tmp_path, 64_000)
-    smaller._max_bytes = 5 * smaller._segment_bytes  # so it deletes segments, the ghosts first
+    smaller._max_bytes = 5 * smaller._segment_bytes  # so segments are deleted, ghosts first
     smaller.append("g", 8, tokens(8))
     assert [r[0] for r in read(tmp_path, "g", max_bytes=64_000)] == [5, 6, 7, 8]
 

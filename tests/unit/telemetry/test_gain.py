@@ -127,5 +127,5 @@ def test_in_the_recorded_runs_it_lies_within_the_interval_of_the_pairs():
             found.append((step, n))
             assert abs(gain - pairs.mean()) < half, (step, n)
             assert abs(gain - pairs[n - 1]) < 0.2, (step, n)
-    # Training steps whose last requests never went without drafts have no gain.
+    # A training step has no gain if its last requests had drafts in every engine step.
     assert len(found) >= 5

@@ -151,7 +151,7 @@ def test_a_request_without_engine_steps_is_looked_for_since_the_last_drain(start
         (0.012, 0.004, True),
         (0.004, 0.012, True),
         (0.004, 0.0045, False),
-        (4e-6, 1e-7, False),  # rounding, whatever the ratio of the two
+        (4e-6, 1e-7, False),  # both are rounding errors, whatever their ratio
         (0.0, 0.0, False),  # the trainer used the rollout's probabilities
         (0.5, None, False),  # no baseline, or none of this step
     ],

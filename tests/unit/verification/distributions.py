@@ -9,7 +9,7 @@ P_VALUE = 1e-4
 def target(
     rows: int, vocabulary: int, *, temperature=1.0, top_k=None, top_p=None, seed=0
 ) -> torch.Tensor:
-    """Return distinct random distributions with cuts, float32 [rows, vocabulary]."""
+    """Return random distributions, cut by top-k and top-p, float32 [rows, vocabulary]."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(rows, vocabulary, generator=generator).mul(2) / temperature
     if top_k is not None:
@@ -24,7 +24,6 @@ def target(
 
 
 def gumbel_draws(probabilities: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    """Draw from probabilities like ``draw_tokens``, but with Gumbel noise."""
     return draw_gumbel(probabilities.log(), bits)
 
 
@@ -46,7 +45,7 @@ def assert_drawn_from(tokens: torch.Tensor, probabilities: torch.Tensor) -> None
     few = max(int((expected >= 8).sum()), 1)
     observed = torch.cat((observed[:few], observed[few:].sum()[None]))
     expected = torch.cat((expected[:few], expected[few:].sum()[None]))
-    if expected[-1] < 8:  # a rest this small joins the last full bin
+    if expected[-1] < 8:  # a small rest joins the last full bin
         observed = torch.cat((observed[:-2], observed[-2:].sum()[None]))
         expected = torch.cat((expected[:-2], expected[-2:].sum()[None]))
     if len(expected) > 1:

@@ -31,7 +31,7 @@ def noise_in_plain_python(row_bits: int, token: int) -> float:
 
 
 def uniforms(keys: torch.Tensor, positions: torch.Tensor, tokens: int) -> torch.Tensor:
-    """Return the noise of the first tokens as numbers in (0, 1), float64 [rows, tokens]."""
+    """Return the noise of the first tokens, mapped to (0, 1), float64 [rows, tokens]."""
     noise = gumbel_noise(keyed_bits(keys, positions), tokens).double()
     return -torch.expm1(-torch.exp(-noise))
 
@@ -185,7 +185,7 @@ def test_neighbouring_rows_and_tokens_are_independent(family, shift):
 @pytest.mark.parametrize("cut", [{}, {"top_p": 0.8}, {"top_k": 5}], ids=str)
 def test_a_drafter_agrees_as_often_as_its_distribution_allows(vocabulary, distance, cut):
     p, other = target(1, vocabulary, **cut)[0], target(1, vocabulary, seed=3)[0]
-    q = (p.log() + distance * other.log()).softmax(dim=0)  # has the same tokens as p
+    q = (p.log() + distance * other.log()).softmax(dim=0)  # q and p allow the same tokens
     rows, seeds = 4000, bits(4000)
     tokens = gumbel_draws(p.expand(rows, -1), seeds)
     agreed = float((tokens == gumbel_draws(q.expand(rows, -1), seeds)).double().mean())

@@ -109,20 +109,20 @@ def test_greedy_and_random_requests_side_by_side(way, vocabulary):
     likeliest = by_place.argmax(dim=1)
     by_place = make_likely(by_place, likeliest, 0.6)
     drafts = likeliest[:K].clone()
-    drafts[2] = (drafts[2] + 1) % vocabulary  # greedy requests keep two drafts and correct this one
+    drafts[2] = (drafts[2] + 1) % vocabulary  # greedy requests correct this token
     counts = 1 + torch.arange(2 * REQUESTS) % K
     greedy = torch.arange(2 * REQUESTS) % 2 == 1
     output = verify_alike(way, counts, drafts, by_place, greedy=greedy)
     random = ~greedy
     assert_lossless(output[random], by_place, counts[random], places=2)
     places = torch.arange(K + 1)
-    lengths = (counts + 1).clamp(max=3)  # the wrong draft ends the text after three tokens
+    lengths = (counts + 1).clamp(max=3)  # the wrong token is the third and last
     expected = torch.where(places < lengths[:, None], likeliest, NO_TOKEN)
     assert (output[greedy] == expected[greedy]).all()
 
 
 def verify_sampled(counts, proposals, by_place):
-    """Sample ``K`` drafts for every request and verify them; returns output and drafts.
+    """Sample ``K`` drafts for every request and verify them; return output and drafts.
 
     ``proposals``: [K, vocabulary] for every request, or [requests * K, vocabulary].
     """

@@ -9,7 +9,7 @@ MASK = (1 << 64) - 1
 
 
 def splitmix64(seed: int, n: int) -> list[int]:
-    """Return `n` numbers of the published generator, in plain Python."""
+    """Return the first `n` numbers of the published generator SplitMix64."""
     state, numbers = seed & MASK, []
     for _ in range(n):
         state = (state + 0x9E3779B97F4A7C15) & MASK

@@ -50,7 +50,7 @@ def test_a_name_on_the_hub_stays_one_and_a_folder_becomes_absolute(monkeypatch):
     ],
 )
 def test_a_head_of_another_model_ends_the_run_before_it_begins(override, reason):
-    elsewhere = "actor_rollout_ref.model.path=owner/model"  # not here, so model_shape counts
+    elsewhere = "actor_rollout_ref.model.path=owner/model"  # absent, so model_shape counts
     with pytest.raises(ConfigError, match=rf"^{MODEL}\.path = .*{reason}"):
         check(changed(*TINY, elsewhere, override))
     check(changed("experiment=tiny_cpu", "sam=off", elsewhere, override))

@@ -34,5 +34,5 @@ def test_the_root_logger_still_lets_warnings_through():
 
 
 def test_upstream_still_silences_warnings():
-    """If this fails, the plugin's SAGEMAKER_CONTAINER_LOG_LEVEL can be removed."""
+    """If this test fails, the plugin's SAGEMAKER_CONTAINER_LOG_LEVEL can be removed."""
     assert root_level(LEVEL) == "ERROR"

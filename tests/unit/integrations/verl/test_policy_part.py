@@ -45,7 +45,7 @@ def test_matrices_are_the_policys_in_float32(tied, monkeypatch):
 
 
 def no_room(rank):
-    """Return this process's error when the second process lacks memory for the matrices."""
+    """Return the error of this process when the second process has no memory for the matrices."""
 
     def allocate(*_args, **_kwargs):
         raise torch.OutOfMemoryError("no memory")

@@ -14,7 +14,7 @@ from tests.unit.integrations.verl.test_translation import translated
 
 
 def left_by(run_dir: Path, started_at: str, *overrides: str, folder: str = "") -> None:
-    """Record in `run_dir` the start of a run with these overrides; its folder was `folder`."""
+    """Record in `run_dir` that a run with these overrides started in `folder`."""
     config = translated(*overrides, f"run_dir={folder or run_dir}")
     config.transfer_queue.enable = True  # as verl does at the start
     info = RunInfo("a run", OmegaConf.to_container(config, resolve=True), {}, {}, {}, started_at)

@@ -167,7 +167,7 @@ def test_rounds_repeat_until_there_are_enough_groups(make, seed):
     mean = sum(means) / 5
     assert metrics["accuracy_unfiltered"] == pytest.approx(mean)
     assert set(trainer.queue.tags["train"]) == set(batch.keys), "the rest is cleared"
-    trainer.queue.tags["train"].clear()  # they have been trained on
+    trainer.queue.tags["train"].clear()  # these groups have been trained on
     batch, metrics = rounds_step(trainer)
     assert batch.keys == responses_of(6, 7)
     assert metrics["generated_groups"] == 3, "figures start anew in each step"
@@ -191,7 +191,7 @@ UNJUDGED = [(None, 1.0, 0.0), (1.0, None, None), WRONG]
         ([MIXED, MIXED, WRONG], "score", 4 / 9, 1),
         ([MIXED, MIXED, WRONG], "reward", 4 / 9, 1),
         ([MIXED, MIXED, WRONG], None, 4 / 9, 0),
-        (UNJUDGED, None, 0.5, 0),  # what cannot be judged is left out
+        (UNJUDGED, None, 0.5, 0),  # responses without a judgement are left out
     ],
 )
 def test_accuracy_is_accuracy_whatever_the_filter_looks_at(
@@ -271,7 +271,7 @@ def test_an_asynchronous_buffer_keeps_groups_for_later_steps_and_counts_them_onc
         trained += [key for key in batch.keys if key.endswith("_0_0")]
         generated += metrics["generated_groups"]
         filtered += metrics["filtered_groups"]
-        trainer.queue.tags["train"] = {  # without groups that have been trained on
+        trainer.queue.tags["train"] = {  # groups that have been trained on leave the queue
             key: tag
             for key, tag in trainer.queue.tags["train"].items()
             if key.split("_")[0] not in {key.split("_")[0] for key in batch.keys}
@@ -394,7 +394,7 @@ def test_an_error_that_all_would_meet_ends_the_run_at_the_first_response(make):
 
 def test_a_resumed_run_trains_on_groups_of_its_checkpoint_without_counting_them_again(make):
     trainer = make(AsyncRefillReplayBuffer, [MIXED] * 40)
-    for number in range(5):  # submitted before the checkpoint
+    for number in range(5):  # these groups were submitted before the checkpoint
         trainer.queue.submit("train", uid_of(number), MIXED)
         for key in responses_of(number):
             trainer.queue.tokens[key] = [(0, 10)]

@@ -18,7 +18,7 @@ def piece(group="g", response="x/1", start=0, tokens=b"1234"):
 class Server:
     def __init__(self, replica: int, engines: int = 1, folder: str = "") -> None:
         self.replica, self.engines, self.folder = replica, engines, folder
-        self.sampled = [[] for _ in range(engines)]  # what each engine will tell next
+        self.sampled = [[] for _ in range(engines)]  # pieces that each engine sends next
         self.got = [[] for _ in range(engines)]
         self.asked = 0
         self.fails: Exception | None = None
@@ -166,7 +166,7 @@ def test_a_malformed_message_changes_nothing(run):
     async def test(a, b):
         with running(b):
             for runs, pieces in ((7, [piece()]), ([[[]]], [piece()]), (None, [piece(), 7])):
-                with pytest.raises(TypeError):  # its sender logs the error
+                with pytest.raises(TypeError):  # the sending server logs the error
                     b.sharing.hear(0, "", runs, pieces)
             b.sharing.hear(0, "", None, [piece(start=1)])
             await turn(b)

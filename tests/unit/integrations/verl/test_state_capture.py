@@ -134,7 +134,7 @@ class Mesh:
 
 
 def shared(rank, together=3, broken=None):
-    """Return this process's windows of shared texts; `broken` fails in the second process."""
+    """Return a process's windows of shared texts; `broken` is what fails in the second process."""
     policy_part.get_device_id = lambda: torch.device("cpu")
     engine = Engine(packed=True)
     engine.use_ulysses_sp, engine.ulysses_device_mesh = True, Mesh()

@@ -96,7 +96,7 @@ def test_ended_responses_lie_in_the_run_folder_unless_they_have_a_path(tmp_path,
     sam = translated("sam=on", "sam.texts.path=kept", "sam.sources.run.corpus=a.jsonl").sam
     assert sam.texts.path == str(tmp_path / "kept")
     assert sam.sources.run.corpus == str(tmp_path / "a.jsonl")
-    # No source needs the path here. It would differ from run to run and make vLLM compile again.
+    # Here no source needs the path. A path of its own would make vLLM compile again in each run.
     small = ("sam.sources.run.max_bytes=1048576", "sam.sources.prompt.enabled=false")
     without = translated("sam=on", *small, "run_dir=outputs/mine")
     assert (without.sam.sources.run.enabled, without.sam.texts.path) == (False, "")

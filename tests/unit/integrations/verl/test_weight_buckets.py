@@ -16,7 +16,6 @@ SHAPE = {
 
 
 def compose(bucket, *, device="cpu", strategy="fsdp2", dtype="fp32", path="Qwen/Qwen3-0.6B"):
-    """Return a configuration with the settings that a bucket's size depends on."""
     worker = {
         "actor": {"strategy": strategy, "fsdp_config": {"model_dtype": dtype}},
         "rollout": {"checkpoint_engine": {"update_weights_bucket_megabytes": bucket}},

@@ -20,7 +20,7 @@ WEIGHTS = [(f"layer.{number}", torch.full((300, 1000), float(number))) for numbe
 
 
 class VerlsExtension:
-    fails_at = -1  # number of the refused bucket; 0: fails before the first one; -1: none
+    fails_at = -1  # the refused bucket; 0: fails before the first bucket; -1: refuses none
 
     def update_weights_from_ipc(self):
         buckets = itertools.count()

@@ -19,7 +19,7 @@ class Runner:
         self.sampled.append(metadata)
         if metadata is not None:
             self.rejection_sampler.row_tokens = logits.argmin(-1)
-        logits.zero_()  # samplers overwrite what they are given
+        logits.zero_()  # samplers overwrite their logits
         return "sampled"
 
 
@@ -40,7 +40,7 @@ def test_the_last_token_of_each_request_or_every_scored_one():
         logits_indices=torch.tensor([0, 1, 2, 3, 4]), num_draft_tokens=[1, 0, 1]
     )
     runner._sample(logits_of(5, 6, 7, 8, 9), metadata)
-    runner._sample(logits_of(4, 4, 4, 9), None)  # the last row only fills a graph up
+    runner._sample(logits_of(4, 4, 4, 9), None)  # the last row only pads a graph
     scored = heard.take(True)
     assert scored.widths.tolist() == [2, 1, 2, 1, 1, 1] and scored.widths.dtype == "int32"
     assert scored.request_ids == ["a", "b", "c"] * 2

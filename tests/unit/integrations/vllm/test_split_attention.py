@@ -1,6 +1,7 @@
-"""Compares attention over trees in two parts, as on accelerators, with undivided attention.
+"""Compares the two-part attention over draft trees on accelerators with undivided attention.
 
-vLLM's GPU operators are replaced by stand-ins, which follow the operators' documentation.
+One part is the context, the other part is the tree. Stand-ins replace vLLM's GPU operators and
+follow the operators' documentation.
 """
 
 import math
@@ -79,7 +80,7 @@ def flash_attention(
 
 
 def add_plainly(step, query, key, value, scale, context, output):
-    """Do what the kernel for GPUs does, with plain operations."""
+    """Add each tree's attention to the context's attention as the GPU kernel does."""
     own, lse = attend(query[step.tokens], key[step.tokens], value[step.tokens], step.own, scale)
     found, context_lse = context[0].view_as(own), context[1].T.view_as(lse)
     weights = torch.stack([context_lse, lse]).softmax(0).unsqueeze(4)
@@ -91,7 +92,7 @@ def add_plainly(step, query, key, value, scale, context, output):
 
 
 def move_plainly(kv_caches, axis, slots, first, path, token_ids, rows=None):
-    """Do what the kernel for GPUs does, with plain operations, for the first `rows` requests."""
+    """Move accepted tokens of the first `rows` requests as the GPU kernel does."""
     for row, tokens in enumerate(token_ids[:rows]):
         for depth in range(1, int((tokens >= 0).sum())):
             source, target = slots[first[row] + path[row, depth]], slots[first[row] + depth]
@@ -211,8 +212,8 @@ def test_layers_compute_trees_in_two_parts_and_other_rows_as_before(with_fault):
     keeper.step = trees
     shown = output()
     assert shown[:6].any(dim=1).all() and not shown[6:].any(), "the second request has a chain"
-    # The first and third draft tokens are accepted, so the third one's keys and values move to the
-    # position after the first.
+    # The first and third draft tokens are accepted, so keys and values of the third token move to
+    # the position after the first token.
     expected, path = cache.clone(), torch.tensor([[0, 1, 3, 0, 0, 0], [0] * 6])
     attention.accept(trees, path, torch.tensor([[7, 8, 9, -1, -1, -1], [7, *[-1] * 5]]))
     expected[0, :, 12] = expected[0, :, 13]
@@ -244,7 +245,7 @@ def try_the_kernels():
 
 
 def assert_adds_trees(dtype, heads, kv_heads, size):
-    """Compare with plain operations: a tree is filled up, tokens have none, a context is empty."""
+    """Compare with plain operations for a filled-up tree, no tree, and an empty context."""
     _, step = step_of([BRANCHES, CHAIN, BUSH], [5, 5, 2])
     together = torch.randn(15, heads + 2 * kv_heads, size).to(dtype)
     query, key, value = together.split([heads, kv_heads, kv_heads], dim=1)
@@ -262,7 +263,7 @@ def assert_adds_trees(dtype, heads, kv_heads, size):
 
 
 def assert_moves_accepted(caches):
-    """Compare moves in every layer; a request has none, and some write where earlier ones read."""
+    """Compare moves in all layers; one request has no moves, some moves write where others read."""
     expected = [cache.clone() for cache in caches]
     path = torch.zeros(3, 5, dtype=torch.int64)[:, :4]
     path[:] = torch.tensor([[0, 2, 4, 5], [0, 1, 2, 0], [0, 2, 3, 0]])

@@ -48,7 +48,7 @@ def record_at(recorder, clock, *times_s: float, **told) -> None:
         recorder.record(scheduler(**told), progress())
 
 
-WORK, PAUSE = "work", "pause"  # work arrives; all requests are interrupted
+WORK, PAUSE = "work", "pause"  # PAUSE interrupts all requests
 
 
 @pytest.mark.parametrize(
