@@ -43,8 +43,9 @@ def settings(dtype: str, model: Path) -> dict[str, Any]:
         return found | {"sam=on": SamConfig()}
     for threshold in (8, 32):
         found[f"k=3, gate {threshold}"] = replace(ARTICLE, gate=GateConfig("threshold", threshold))
-    for k in range(1, 9) if dtype == "float32" else (3, 8):
+    for k in (1, 3, 5, 8) if dtype == "float32" else (3, 8):
         found[f"k={k}, always"] = replace(ARTICLE, max_draft_tokens=k, gate=always)
+    found["tree, always"] = replace(SamConfig(), gate=always, draft_shape="tree")
     if dtype == "float32":
         found[f"off{ASYNCHRONOUS}"] = found["off"]
         found[f"k=8, always{ASYNCHRONOUS}"] = replace(SamConfig(), gate=always)
