@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import try_to_load_from_cache
 from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError
@@ -35,9 +36,8 @@ def find_folder(config: DictConfig, path: str) -> Path | None:
         return folder
     if not is_hub_name(path):
         return None
-    snapshots = _hub_cache(config) / f"models--{path.replace('/', '--')}" / "snapshots"
-    cached = sorted(snapshots.glob("*/config.json"))
-    return cached[-1].parent if cached else None
+    cached = try_to_load_from_cache(path, "config.json", cache_dir=_hub_cache(config))
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def is_hub_name(path: str) -> bool:

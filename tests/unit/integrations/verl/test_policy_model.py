@@ -106,8 +106,12 @@ def test_a_model_of_the_hub(model, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(NotHereError, match="HF_HUB_OFFLINE is set"):
         check("Qwen/Qwen3-32B")
-    snapshot = tmp_path / "hub" / "models--Qwen--Qwen3-32B" / "snapshots" / "0"
-    snapshot.parent.mkdir(parents=True)
+    cached = tmp_path / "hub" / "models--Qwen--Qwen3-32B"
+    snapshot, older = cached / "snapshots" / "0", cached / "snapshots" / "1"
+    older.mkdir(parents=True)
+    (older / "config.json").write_text("{}")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("0")
     model.rename(snapshot)
     assert "2 weight file(s)" in check("Qwen/Qwen3-32B")[0].text
     (snapshot / "a.safetensors").unlink()  # as if its download had not ended
