@@ -1,8 +1,8 @@
 """Records an engine's responses: in memory while they are sampled, on disk after they have ended.
 
 One recorder and one folder serve all sources (`text_store.py`). Only responses of training steps
-are written to the folder. A separate thread does all disk work. After a disk error, the folder is
-not used any more, and drafting goes on with the texts in memory.
+are written to the folder, at the end of each step. A separate thread does all disk work. After a
+disk error, the folder is not used any more, and drafting goes on with the texts in memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.core.identity import TRAIN_SPLIT, GroupKey, RequestIdentity
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.settings import Section, setting
-from sam_rollout.sources.support.text_store import TextStore
+from sam_rollout.sources.support.text_store import Text, TextStore
 
 if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool
@@ -53,9 +53,8 @@ class TextsConfig(Section):
     max_bytes: int = setting(
         8_000_000_000,
         minimum=64 << 20,
-        meaning="Size of that folder. The oldest responses are deleted first. Each engine writes "
-        "segments of a 256th of this size, so at most 255 engines share a folder. A response that "
-        "is longer than a segment loses its beginning.",
+        meaning="Size of that folder. The oldest responses are deleted first. A response that is "
+        "larger than a 256th of this size loses its beginning.",
     )
     max_responses_per_prompt: int = setting(
         16,
@@ -86,7 +85,9 @@ class Responses:
         self._slots = np.full(limits.max_rows, _NO_SLOT, np.int32)  # slots by row, [max_rows]
         # Disk tasks in order, each with the number of bytes that it writes, 0 for reading tasks.
         self._waiting: deque[tuple[Future[Any], int]] = deque()
-        self._waiting_bytes = 0
+        self._unwritten: list[Text] = []  # responses for the next file
+        self._unwritten_bytes = 0
+        self._waiting_bytes = 0  # bytes of `_unwritten` and `_waiting` together
         self._is_wanted = self._off = False
         self.ended: dict[str, Ended] = {}  # request that the last `finish` ended -> its text
         # Key of each interrupted response, which a request of a later step continues -> its group.
@@ -153,7 +154,8 @@ class Responses:
                     self._keep(identity.group, identity.step, text)
 
     def end_step(self) -> None:
-        """Free the recorder's memory at the end of a training step, if no request is live."""
+        """Write the training step's responses; free the recorder's memory if no request is live."""
+        self._write()
         if not self._live:
             self._recorder = self._new_recorder()
 
@@ -196,7 +198,8 @@ class Responses:
         self.failures += 1
         self._off = True
         self._waiting.clear()
-        self._waiting_bytes = 0
+        self._unwritten = []
+        self._unwritten_bytes = self._waiting_bytes = 0
 
     def _new_recorder(self) -> TextRecorder:
         from sam_rollout.automaton.recorder import TextRecorder  # this import is slow
@@ -210,13 +213,21 @@ class Responses:
         if self._waiting_bytes + text.nbytes > MOST_WAITING_BYTES:
             self.dropped += 1
             return False
-        self._submit(text.nbytes, self._store.append, group, step, text)
+        self._unwritten.append(Text(group, step, text))
+        self._unwritten_bytes += text.nbytes
+        self._waiting_bytes += text.nbytes
+        if self._unwritten_bytes >= self._store.largest_text:
+            self._write()
         return True
+
+    def _write(self) -> None:
+        if self._store is not None and self._unwritten:
+            self._submit(self._unwritten_bytes, self._store.write, self._unwritten)
+            self._unwritten, self._unwritten_bytes = [], 0
 
     def _submit(self, nbytes: int, task: Callable[..., Any], *arguments: object) -> Future[Any]:
         future = submit(self._executor, task, *arguments)
         self._waiting.append((future, nbytes))
-        self._waiting_bytes += nbytes
         return future
 
 

@@ -7,7 +7,7 @@ from sam_rollout.automaton.recorder import CONTEXT
 from sam_rollout.core.limits import UNKNOWN_VOCABULARY
 from sam_rollout.sources.contract import Piece
 from sam_rollout.sources.support import responses, text_moves
-from sam_rollout.sources.support.text_store import TextStore
+from sam_rollout.sources.support.text_store import Text, TextStore
 from tests.unit.drafting.texts import Later, counter, drafter_of, enter, identity, leave, step
 
 PROMPT = list(range(100, 120))
@@ -69,7 +69,7 @@ def test_a_restart_and_another_engine_see_the_same_folder(tmp_path):
 def test_other_traffic_is_neither_kept_nor_drafted_for(tmp_path, who):
     drafter = make_drafter(tmp_path)
     responded(drafter, "a", who)
-    assert not list(tmp_path.glob("0*"))
+    assert not list(tmp_path.glob("*.texts"))
     responded(drafter, "b", identity(step=1))
     assert continued(drafter, "c", who, RESPONSE[:9]) == []
 
@@ -182,8 +182,7 @@ def test_what_is_read_of_one_prompt_is_bounded_and_the_newest(tmp_path):
     rng = np.random.default_rng(0)
     writer = TextStore(tmp_path, 1 << 26, 16, UNKNOWN_VOCABULARY)
     texts = [rng.integers(0, 1000, 3000).astype(np.int32) for _ in range(8)]
-    for number, text in enumerate(texts):
-        writer.append("g", number, text)
+    writer.write([Text("g", number, text) for number, text in enumerate(texts)])
     drafter = make_drafter(tmp_path, max_bytes=1 << 20)
     first, last = texts[0][:50].tolist(), texts[-1][:50].tolist()
     assert continued(drafter, "a", identity(step=9), first)[:1] != [texts[0][50]]
@@ -201,7 +200,8 @@ def test_a_slow_disk_drops_responses_instead_of_keeping_them(tmp_path, monkeypat
         for end in (1, len(RESPONSE)):
             step(drafter, {"r": PROMPT + RESPONSE[:end]})
         drafter.finish(["r"])
-    assert counter(drafter, "dropped_texts") == 6  # each has 68 tokens, so three fit
+    assert counter(drafter, "dropped_texts") == 6  # 68 tokens each: three fit
+    drafter.end_step()
     executor.work()
     assert len(kept(tmp_path)) == 3
 
@@ -213,13 +213,13 @@ def test_preempted_requests_are_kept_whole(tmp_path):
     step(drafter, {"a": PROMPT + RESPONSE[:1], "b": PROMPT + RESPONSE[:1]})
     step(drafter, {"b": PROMPT + RESPONSE[:30]})
     step(drafter, {"b": PROMPT + RESPONSE[:31], "a": PROMPT + RESPONSE[:20]})
-    drafter.finish(["b", "a", "never seen"])
+    leave(drafter, ["b", "a", "never seen"])
     drafter.wait()
     assert kept(tmp_path) == [PROMPT[-8:] + RESPONSE[:20]]
     assert kept(tmp_path, "h") == [PROMPT[-8:] + RESPONSE[:31]]
 
 
-@pytest.mark.parametrize("method", ["append", "refresh"])
+@pytest.mark.parametrize("method", ["write", "refresh"])
 def test_a_failing_disk_costs_one_warning(tmp_path, monkeypatch, caplog, method):
     def fail(self, *arguments):
         raise OSError(28, "No space left on device")
@@ -244,6 +244,7 @@ def test_a_response_that_ended_beside_another_folder_is_kept_here_too(tmp_path):
     told = whole_response(identity(step=1), "x/whole/1", PROMPT, RESPONSE)
     drafter = make_drafter(tmp_path)
     drafter.exchange("y", [told, told._replace(split="val"), told._replace(start=3)])
+    drafter.end_step()
     assert continued(drafter, "b", identity(step=2), RESPONSE[:9]) == RESPONSE[9:12]
     assert kept(tmp_path) == [PROMPT[-8:] + RESPONSE]
     assert counter(drafter, "heard_texts") == 1

@@ -6,7 +6,7 @@ from sam_rollout.automaton.pool import AutomatonPool
 from sam_rollout.core.identity import OUTSIDE_TRAINING
 from sam_rollout.sources import run
 from sam_rollout.sources.support import text_moves
-from sam_rollout.sources.support.text_store import TextStore
+from sam_rollout.sources.support.text_store import Text, TextStore
 from tests.unit.drafting.texts import Later, counter, drafter_of, enter, identity, leave, step
 
 MIB = 1 << 20
@@ -202,8 +202,8 @@ def test_a_run_that_is_resumed_begins_with_the_texts_of_the_one_before(tmp_path)
 
 def test_short_texts_of_a_run_before_are_taken_over_as_far_as_an_automaton_has_places(tmp_path):
     writer = TextStore(tmp_path, 1 << 26, 16, 1 << 20)
-    for number in range(17_000):
-        writer.append(str(number), 1, np.arange(number, number + 9, dtype=np.int32))
+    short = (np.arange(number, number + 9, dtype=np.int32) for number in range(17_000))
+    writer.write([Text(str(number), 1, text) for number, text in enumerate(short)])
     drafter = make_drafter(path=str(tmp_path))
     enter(drafter, "a", identity("a", step=2), [7])
     drafter.wait()
