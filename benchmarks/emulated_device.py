@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sam_rollout.gating import GuardedGate, ScheduleGate
+from sam_rollout.gating import ScheduleGate
 from sam_rollout.integrations.vllm.worker import SamWorkerExtension
 from tests import emulated_device
 
@@ -188,7 +188,7 @@ class EmulatedWorkerExtension(SamWorkerExtension):
         """Replace the gate by one that always lets k tokens of this shape be drafted."""
         gate = ScheduleGate({2**31: k}, k)
         gate.shape = shape
-        self.model_runner.drafter.session.gate = GuardedGate(gate)
+        self.model_runner.drafter.session.gate = gate
 
     def device_steps(self) -> tuple[bool, list[tuple[int, int, float, float]], list[tuple]]:
         """Return whether the engine schedules asynchronously, and the device's steps and parts."""

@@ -22,7 +22,7 @@ from benchmarks.measuring import SMOLLM2, UseSmolLM2, median_interval
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, sources_of
 from sam_rollout.core.limits import Limits
-from sam_rollout.gating import GuardedGate, make_gate
+from sam_rollout.gating import Gate, make_gate
 from sam_rollout.integrations.vllm.offline import (
     MULTIPROCESSING_ENV,
     offline_engine,
@@ -84,15 +84,18 @@ class GateWorkerExtension(SamWorkerExtension):
             drafter.draft = wrong
 
 
-class TimedGate(GuardedGate):
-    def __init__(self, gate: GuardedGate) -> None:
-        super().__init__(gate._gate)
+class TimedGate:
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
         self._us: list[float] = []
         self._counters: Counter[str] = Counter()
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._gate, name)
+
     def next_budget(self, step: Any, **options: bool) -> int:
         started = time.perf_counter_ns()
-        budget = super().next_budget(step, **options)
+        budget = self._gate.next_budget(step, **options)
         self._us.append((time.perf_counter_ns() - started) / 1e3)
         return budget
 

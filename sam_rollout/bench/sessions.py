@@ -13,7 +13,7 @@ from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.traces import Int32Array, Trace
 from sam_rollout.drafting.in_flight import DraftBatch
-from sam_rollout.gating import EngineStep, GuardedGate
+from sam_rollout.gating import EngineStep
 from sam_rollout.gating.auto import AutoGate
 from sam_rollout.session.adapter import NO_HOOKS, EngineHooks
 from sam_rollout.session.session import DraftSession
@@ -108,8 +108,7 @@ class OwnSession(Session):
         self._session = DraftSession(config, self.requests, limits, record=record, hooks=hooks)
         if now_s is not None and config.gate.kind == "auto":
             shapes = len(self._session.drafter.shapes) if self._session.drafter else 1
-            gate = _ClockedGate(now_s, limits, config.gate.exploration, shapes)
-            self._session.gate = GuardedGate(gate)
+            self._session.gate = _ClockedGate(now_s, limits, config.gate.exploration, shapes)
         self.took_s = 0.0  # CPU time of the last step, in this thread
 
     def admit(self, request_id: str, trace: Trace, step: int) -> None:

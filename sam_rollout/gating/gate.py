@@ -22,6 +22,11 @@ class Gate:
     least_chance = 0.0  # a draft ends before a token with a lower chance of acceptance
     shape = 0  # index of the shape to draft in `SamDrafter.shapes`
 
+    def next_budget(self, step: EngineStep, *, whole: bool = False, room: bool = True) -> int:
+        """Take in a step, and decide on the next one; arguments as for `budget`."""
+        self.observe(step)
+        return self.budget(len(step.verified.sampled), whole=whole, room=room)
+
     def observe(self, step: EngineStep) -> None:
         """Learn from the previous step; called once per step, before `budget`."""
 

@@ -31,7 +31,7 @@ from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.drafting.in_flight import DraftBatch
-from sam_rollout.gating import EngineStep, Exchange, GuardedGate, hands_over, make_gate
+from sam_rollout.gating import EngineStep, Exchange, hands_over, make_gate
 from sam_rollout.gating.model_price import ModelPrice
 from sam_rollout.session.adapter import NO_HOOKS, EngineHooks, Requests
 from sam_rollout.session.bookkeeping import Bookkeeping
@@ -90,7 +90,7 @@ class DraftSession:
         self._record = record
         self._heard = hooks.heard
         shapes = shapes_of(config) if hooks.verifies_trees else ("chain",)
-        self.gate: GuardedGate = make_gate(config.gate, limits, exchange, len(shapes))
+        self.gate = make_gate(config.gate, limits, exchange, len(shapes))
         self.drafter: SamDrafter | None = SamDrafter(config, limits, shapes)
         names = [source.name for source in self.drafter.sources]
         measures = config.gate.kind == "auto" and exchange is None

@@ -145,7 +145,8 @@ _DRAFT = (
            "time: use fewer sources.", MEAN,
            lambda r: ratio(r.drafter_us[r.has_drafter].sum(dtype=float), r.has_drafter.sum())),
     Metric("draft/failures", "failures",
-           "Errors that switched off an engine's drafter. Resume the run to switch it on again."),
+           "Errors of an engine's drafter or gate that switched off its drafts. Resume the run to "
+           "switch them on again."),
     Metric(f"draft/{SOURCE}_failures", "failures",
            "Errors of a source. The sentinel says whether the source was switched off."),
     Metric("draft/texts_failures", "failures",
@@ -210,9 +211,6 @@ _GATE = (
            "sam.gate.kind=auto does not hand to the engine count as open. If the share is 0 in a "
            "long tail, compare measured_ms_per_token and predicted_ms_per_token.", MEAN,
            lambda r: ratio(r.gate_open.sum(), r.has_drafter.sum())),
-    Metric("gate/failures", "failures",
-           "Errors that closed the gate, or that lost its counters. Resume the run to switch it on "
-           "again."),
     Metric("gate/lone_steps", "steps",
            "Steps for which one of several engines that share experts decided alone. Above 0: "
            "their exchange fails."),

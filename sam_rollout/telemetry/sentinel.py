@@ -64,7 +64,7 @@ _ADVICE = {
     "whether logits depend on the number of tokens scored",
 }
 # Failures in these counters switch a part of the engine off. After other failures, it stays on.
-_SWITCHED_OFF = ("draft/failures", "draft/record_failures", "draft/texts_failures", "gate/failures")
+_SWITCHED_OFF = ("draft/failures", "draft/record_failures", "draft/texts_failures")
 # The mean absolute difference between a token's probability in the rollout and in the trainer, for
 # this run and for the baseline. With bf16, the difference is about 0.003 to 0.01.
 _OWN, _BASELINES = "training/rollout_probs_diff_mean", "compare/probs_diff_baseline"

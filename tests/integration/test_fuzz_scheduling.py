@@ -18,7 +18,7 @@ from unittest import mock
 import pytest
 
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, sources_of
-from sam_rollout.gating import GuardedGate, ScheduleGate
+from sam_rollout.gating import ScheduleGate
 from sam_rollout.gating.gate import LOOK
 from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
 from sam_rollout.sources.model import ModelSourceConfig
@@ -70,8 +70,7 @@ class Life:
         self._head = runner_of(engine).drafter if sam.drafts_with_model else None
         shapes = self._session.drafter.shapes
         if sam.gate in (RANDOM, RANDOM_SHAPES):
-            gate = RandomGate(chance, sam.max_draft_tokens, len(shapes))
-            self._session.gate = GuardedGate(gate)
+            self._session.gate = RandomGate(chance, sam.max_draft_tokens, len(shapes))
         self._fails_at = chance.randrange(200) if chance.random() < 0.2 else -1
         self._live: list[str] = []
         self._failures: Counter[str] = Counter()

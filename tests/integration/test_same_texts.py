@@ -216,7 +216,7 @@ def test_texts_are_the_same_where_requests_come_and_go(name, engine_of, one_by_o
     assert 0.6 * len(prompts) <= len(found) < len(prompts)
     assert found == {number: one_by_one[number] for number in found}
     counters = engine.collective_rpc("sam_drain")[0]["counters"]
-    assert counters["draft/failures"] == counters["gate/failures"] == 0
+    assert counters["draft/failures"] == 0
 
 
 @pytest.mark.parametrize("name", ["k = 8", "tree", "ahead, k = 8"])
@@ -397,7 +397,7 @@ def test_the_measuring_gate_sees_every_step_of_the_engine(engine_of, prompts, mo
     # a measurement, and few other steps go unmeasured.
     measured, steps = counters["gate/measured_steps"], counters["draft/drafter_steps"]
     assert steps / 5 < measured <= steps == calls["next_budget"]
-    assert counters["gate/failures"] == 0
+    assert counters["draft/failures"] == 0
     assert 0 < counters["gate/measured_tokens"] < tokens
     first, last = drained["steps"]["noted_s"][0], drained["steps"]["noted_s"][-1]
     assert 0 < counters["gate/measured_s"] < last - first

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from sam_rollout.gating.agreement import IDLE, Report
-from sam_rollout.gating.guard import GuardedGate
+from sam_rollout.gating.gate import Gate
 from tests.unit.gating.steps import decode
 
 
@@ -37,7 +37,7 @@ class Seat:
 class Group:
     """The gates of a group; `make` returns a rank's gate, which reports through the rank's seat."""
 
-    def __init__(self, make: Callable[[Seat], GuardedGate], ranks: int) -> None:
+    def __init__(self, make: Callable[[Seat], Gate], ranks: int) -> None:
         self.table = Table(ranks)
         self.gates = [make(Seat(self.table, rank)) for rank in range(ranks)]
 

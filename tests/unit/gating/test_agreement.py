@@ -6,7 +6,7 @@ import pytest
 from sam_rollout.config import GateConfig
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.verified import CHANCES, Offered
-from sam_rollout.gating import GuardedGate, ScheduleGate, make_gate
+from sam_rollout.gating import Gate, ScheduleGate, make_gate
 from sam_rollout.gating.agreement import AgreedGate, Report
 from sam_rollout.gating.auto import AutoGate
 from sam_rollout.gating.step import DecidedStep, EngineStep, StepLoad
@@ -20,7 +20,7 @@ CLOSED = ScheduleGate({}, K)
 
 
 def of(**options):
-    def make(seat: Seat) -> GuardedGate:
+    def make(seat: Seat) -> Gate:
         return make_gate(GateConfig(**options), LIMITS, seat)
 
     return make

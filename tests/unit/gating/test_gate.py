@@ -1,10 +1,8 @@
-import logging
-
 import pytest
 
 from sam_rollout.config import GateConfig
 from sam_rollout.core.limits import Limits
-from sam_rollout.gating import EngineStep, GuardedGate, ScheduleGate, make_gate
+from sam_rollout.gating import Gate, ScheduleGate, make_gate
 from tests.unit.gating.group import Seat, Table
 from tests.unit.gating.steps import decode
 
@@ -12,7 +10,7 @@ K = 3
 LIMITS = Limits(16, 1 << 20, k=K)
 
 
-def made(**options) -> GuardedGate:
+def made(**options) -> Gate:
     return make_gate(GateConfig(**options), LIMITS)
 
 
@@ -40,41 +38,3 @@ def test_engines_in_lockstep_decide_together_unless_they_never_draft():
         gate = make_gate(GateConfig(kind=kind), LIMITS, Seat(Table(2), 0))
         gate.next_budget(decode(2))
         assert ("gate/agreed_steps" in gate.drain()) is together
-
-
-class Broken:
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def observe(self, step: EngineStep) -> None:
-        self.asked += 1
-        if self.asked > 1:
-            raise RuntimeError("out of order")
-
-    def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
-        return K
-
-    def drain(self) -> dict[str, float]:
-        return {"gate/trials": 7}
-
-
-def test_a_gate_that_fails_is_closed_warned_of_once_and_counted(caplog):
-    broken = Broken()
-    gate = GuardedGate(broken)
-    assert gate.next_budget(decode(2)) == K
-    assert gate.drain() == {"gate/trials": 7, "gate/failures": 0}
-    with caplog.at_level(logging.WARNING):
-        assert [gate.next_budget(decode(2)) for _ in range(5)] == [0] * 5
-    assert len(caplog.records) == 1
-    assert broken.asked == 2
-    assert gate.drain() == {"gate/trials": 7, "gate/failures": 1}, "trials from before it failed"
-    assert gate.drain() == {"gate/failures": 0}, "a failure is reported once"
-
-
-def test_a_gate_that_only_cannot_report_decides_on(monkeypatch, caplog):
-    monkeypatch.setattr(ScheduleGate, "drain", lambda self: 1 / 0)
-    gate = GuardedGate(ScheduleGate({4: K}, K))
-    with caplog.at_level(logging.WARNING):
-        assert [gate.drain()["gate/failures"] for _ in range(3)] == [1, 0, 0]
-    assert len(caplog.records) == 1
-    assert gate.next_budget(decode(2)) == K

@@ -6,7 +6,7 @@ from typing import Any
 from sam_rollout.config import GateConfig, SamConfig, SourcesConfig, TextsConfig
 from sam_rollout.core.identity import RequestIdentity, identify
 from sam_rollout.core.limits import Limits
-from sam_rollout.gating import EngineStep, GuardedGate
+from sam_rollout.gating import EngineStep, Gate
 from sam_rollout.session.adapter import EngineHooks
 from sam_rollout.session.session import DraftSession
 from sam_rollout.sources.prompt import PromptSourceConfig
@@ -96,11 +96,7 @@ class Engine:
         return self.drain()["counters"][f"draft/{name}"]
 
 
-class GateOnRecord:
-    is_trial = False
-    least_chance = 0.0
-    shape = 0
-
+class GateOnRecord(Gate):
     def __init__(self) -> None:
         self.seen: list[EngineStep] = []
         self.asked: list[tuple[bool, bool]] = []  # whether steps are whole, and have room
@@ -114,11 +110,7 @@ class GateOnRecord:
         self.asked.append((whole, room))
         return self.given
 
-    def drain(self) -> dict[str, float]:
-        return {}
-
 
 def on_record(engine: Engine) -> GateOnRecord:
-    gate = GateOnRecord()
-    engine.session.gate = GuardedGate(gate)
+    gate = engine.session.gate = GateOnRecord()
     return gate

@@ -232,13 +232,31 @@ def test_a_failure_ends_drafting_and_nothing_else(call, pad_drafts, monkeypatch,
     assert "switched off" in warning.message
     assert warning.exc_info is not None, "the reason belongs into the log"
     counters = drained["counters"]
-    assert (counters["draft/failures"], counters["gate/failures"]) == (1, 0)
+    assert counters["draft/failures"] == 1
     assert "draft/bytes" not in counters, "there is no drafter to ask"
     assert "a" in drained["requests"]
     later = engine.drain()
     assert later["counters"]["draft/failures"] == 0, "it is counted once"
     assert later["requests"] == {}, "requests are reported once after a failure"
     assert not any(later["steps"].values())
+
+
+@pytest.mark.parametrize("call", ["observe", "budget"])
+def test_a_gate_that_fails_ends_drafting_and_its_counts_until_then_are_kept(
+    call, monkeypatch, caplog
+):
+    engine = Engine("a")
+    gate = on_record(engine)
+    gate.drain = lambda: {"gate/trials": 7}
+    assert all(engine.step("a"))
+    monkeypatch.setattr(gate, call, lambda *_args, **_options: 1 / 0)
+    with caplog.at_level(logging.WARNING, LOGGER):
+        assert [engine.step("a") for _ in range(5)] == [[[]]] * 5
+    (warning,) = warnings_of(caplog)
+    assert "without drafts" in warning.message and warning.exc_info is not None
+    counters = engine.drain()["counters"]
+    assert (counters["draft/failures"], counters["gate/trials"]) == (1, 7)
+    assert engine.counter("failures") == 0
 
 
 def test_an_exchange_that_fails_is_counted_named_once_and_tried_again(monkeypatch, caplog):

@@ -175,7 +175,7 @@ def test_what_the_measuring_gate_says_in_proportion_is_of_all_replicas():
     metrics = counted(one | {"gate/predicted_s": 1}, {name: 2 * n for name, n in one.items()})
     for name, (_, _, factor) in ratios.items():
         assert metrics[f"sam/gate/{name}"] == factor * 0.25
-    without = counted({"gate/failures": 0})
+    without = counted({"draft/failures": 0})
     assert not any(f"sam/gate/{name}" in without for name in ratios), "other gates have none"
 
 
