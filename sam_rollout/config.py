@@ -30,16 +30,6 @@ __all__ = [
 # Sampler whose texts are the same with and without drafts -> how the sampler couples its draws.
 COUPLINGS = {"coupled": "gumbel", "coupled_inversion": "inversion"}
 SAMPLERS = ("stock", "vectorised", *COUPLINGS)
-# Former name of a sampler -> its present name. Records without a coupling have former names.
-_RENAMED = {"coupled": "coupled_inversion", "coupled_gumbel": "coupled"}
-
-
-def sampler_of_today(kind: Any, coupling: Any) -> tuple[Any, str]:
-    """Return the present name of a recorded run's sampler, and its coupling or "none"."""
-    if not coupling:
-        kind = _RENAMED.get(kind, kind)
-        coupling = COUPLINGS.get(kind, "none")
-    return kind, coupling
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from sam_rollout.core.json_values import encode
-from sam_rollout.telemetry.records import ASKED, BEFORE, RunInfo, flat, value_at
+from sam_rollout.telemetry.records import ASKED, RunInfo, flat
 
 ABSENT = "absent"
 PLACES = {
@@ -55,9 +55,7 @@ def run_differences(one: RunInfo, other: RunInfo, repeats: bool = False) -> Iter
 
     With `repeats`, both starts belong to one side, so their settings `sam.*` are compared, too.
     """
-    # Earlier versions did not record which values of `sam.*` the user typed.
-    typed = all(value_at(start.config, f"{_ASKED}sam") for start in (one, other))
-    settings = (comparable(start.config, repeats, typed) for start in (one, other))
+    settings = (comparable(start.config, repeats) for start in (one, other))
     for name, *values in differences(*settings):
         if name not in SEEDS:
             yield _setting(name, *values)
@@ -91,20 +89,16 @@ def _commit(start: RunInfo) -> str:
     return f"{commit} with changes" if commit and start.git.get("dirty") else commit
 
 
-def comparable(
-    config: Mapping[str, Any], repeats: bool = False, typed: bool = True
-) -> dict[str, Any]:
+def comparable(config: Mapping[str, Any], repeats: bool = False) -> dict[str, Any]:
     """Return a configuration by dotted names, without settings in which fair runs may differ.
 
-    Settings that the launcher changed because of drafts get the values that the user typed, but the
-    settings `sam.*` only with `typed`. With `repeats`, the result contains the settings `sam.*`.
+    Settings that the launcher changed because of drafts get the values that the user typed. With
+    `repeats`, the result contains the settings `sam.*`.
     """
     named = flat(encode(config))
     run_dir = str(named.get("run_dir") or "<run_dir>")
     for name in [name for name in named if name.startswith(_ASKED)]:
-        value, asked = named.pop(name), name.removeprefix(_ASKED)
-        if typed or not asked.startswith("sam."):
-            named[asked] = value
+        named[name.removeprefix(_ASKED)] = named.pop(name)
     hidden = (REPEATS_PARTS if repeats else SAM_PARTS) | (
         {SPECULATION} if named.get("sam.enabled") else set()
     )
@@ -118,6 +112,6 @@ def comparable(
 def differences(base: dict[str, Any], sam: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield the name and the two values of each setting that differs."""
     for name in sorted(base.keys() | sam.keys()):
-        left, right = (side.get(name, BEFORE.get(name, ABSENT)) for side in (base, sam))
+        left, right = (side.get(name, ABSENT) for side in (base, sam))
         if left != right:
             yield name, left, right

@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sam_rollout.config import sampler_of_today
 from sam_rollout.core.json_values import dumps, loads, measured
 from sam_rollout.sources import NAMES
 
@@ -210,12 +209,6 @@ def table_of(record: type, rows: Iterable[Any]) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-# Earlier versions did not record these settings; their runs behaved as with these values.
-BEFORE = {
-    "rollout_sampler.batch_invariant": False,
-    "rollout_telemetry.proof.every": 0,
-    "rollout_telemetry.proof.responses": 8,
-}
 # In a recorded configuration, the group under this name holds the user's values of those settings
 # that the launcher changed.
 ASKED = "asked"
@@ -420,15 +413,9 @@ def _read_info(path: Path) -> RunInfo:
             f"{SCHEMA_VERSION}: read the run with the version that wrote it (run.json, versions)"
         )
     try:
-        info = RunInfo(**content)
+        return RunInfo(**content)
     except (ValueError, TypeError) as error:
         raise RunFolderError(f"{path}: not a run description: {error}") from error
-    kind = value_at(info.config, "rollout_sampler.kind")
-    if kind is None:
-        return info
-    kind, coupling = sampler_of_today(kind, info.config.get("coupling"))
-    sampler = {**info.config["rollout_sampler"], "kind": kind}
-    return replace(info, config={**info.config, "rollout_sampler": sampler, "coupling": coupling})
 
 
 def _numbered(folder: Path, stem: str, suffix: str) -> list[Path]:

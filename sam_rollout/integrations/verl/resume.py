@@ -19,7 +19,7 @@ from sam_rollout.integrations.verl.check_results import Fact, Note, hold
 from sam_rollout.integrations.verl.registered_names import TRAINER_MODES
 from sam_rollout.integrations.verl.run_config import plain
 from sam_rollout.integrations.verl.translation import ASKED_SAM, translate
-from sam_rollout.telemetry.records import ASKED, RunFolder, RunFolderError, RunInfo, flat, value_at
+from sam_rollout.telemetry.records import ASKED, RunFolder, RunFolderError, RunInfo, flat
 
 # Settings that identify a run. If one of them differs, the checkpoint belongs to another run.
 IDENTITY = (
@@ -108,9 +108,9 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
     }
     # Settings of drafting are compared as the user typed them, because derived settings may change.
     # If one of the runs does not draft, only `sam.enabled` is compared: other keys have no effect.
-    sam = ASKED_SAM if value_at(writer.config, ASKED_SAM) else "sam"
-    both_draft = there.get(f"{sam}.enabled") and here[f"{sam}.enabled"]
-    identity = (*IDENTITY, sam if both_draft else f"{sam}.enabled")
+    enabled = f"{ASKED_SAM}.enabled"
+    both_draft = there.get(enabled) and here[enabled]
+    identity = (*IDENTITY, ASKED_SAM if both_draft else enabled)
     if differences := [said for path, said in changed.items() if is_below(path, identity)]:
         raise ConfigError(
             "run_dir",

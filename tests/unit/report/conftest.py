@@ -24,7 +24,9 @@ def run_info(name: str, sam: bool, **fields: Any) -> RunInfo:
     config = {
         "sam": {"enabled": sam, "max_draft_tokens": K},
         "data": {"train_batch_size": 32, "max_response_length": 1024, "seed": 1},
-        "rollout_sampler": {"kind": "coupled"},
+        "rollout_sampler": {"kind": "coupled", "batch_invariant": False},
+        "coupling": "gumbel",
+        "rollout_telemetry": {"proof": {"every": 0}},
         "run_dir": f"/runs/{name}",
         "trainer": {"experiment_name": name, "default_local_dir": f"/runs/{name}/checkpoints"},
         "engine": {"additional_config": {"sam_rollout": {"enabled": sam}}},

@@ -1,5 +1,6 @@
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -54,12 +55,10 @@ def model(**paths) -> dict:
         ({}, config(actor_rollout_ref={"rollout": {"n": 8}}),
          "responses_per_prompt", "unfair", "rollout.n: absent in BASE, 8 in SAM"),
         ({}, config(rollout_sampler={"kind": "stock"}),
-         "sampler", "unfair", "rollout_sampler.kind: coupled_inversion in BASE, stock in SAM"),
+         "sampler", "unfair", "rollout_sampler.kind: coupled in BASE, stock in SAM"),
         (config(coupling="inversion"), config(coupling="gumbel"),
          "sampler", "unfair", "coupling: inversion in BASE, gumbel in SAM"),
-        ({}, config(coupling="gumbel"),  # older runs recorded no coupling; it was inversion
-         "sampler", "unfair", "coupling: inversion in BASE, gumbel in SAM"),
-        ({}, config(rollout_sampler={"batch_invariant": True}),  # nothing recorded: it was off
+        ({}, config(rollout_sampler={"kind": "coupled", "batch_invariant": True}),
          "sampler", "unfair", "rollout_sampler.batch_invariant: False in BASE, True in SAM"),
         ({}, config(rollout_telemetry={"proof": {"every": 5}}),
          "saving", "warning", "rollout_telemetry.proof.every: 0 in BASE, 5 in SAM"),
@@ -122,13 +121,15 @@ def test_the_wrong_side_drafting(compared):
     assert len(texts(comparison, "drafts")) == 2 and comparison.fair is False
 
 
-def test_an_older_repeat_without_the_typed_group_is_compared_by_the_settled_one(base, synthetic):
-    settled = {"sam": {"enabled": True, "k": 3}}
-    typed = settled | {"asked": {"sam": {"enabled": True, "k": "fits"}}}
-    newer = synthetic("newer", sam=True, **config(**typed))
-    for k, expected in ((3, []), (8, ["repeats of SAM differ: sam.k: 8 in SAM 1, 3 in SAM 2"])):
-        older = synthetic(f"older-{k}", sam=True, **config(sam={"enabled": True, "k": k}))
-        assert texts(compare_folders(base, [older, newer]), "repeats") == expected
+def test_repeats_are_compared_by_what_the_user_typed(base, synthetic):
+    def typed(name: str, asked: str, settled: int) -> Path:
+        groups = {"sam": {"k": settled}, "asked": {"sam": {"k": asked}}}
+        return synthetic(name, sam=True, **config(**groups))
+
+    first = typed("first", "fits", 3)
+    assert texts(compare_folders(base, [first, typed("second", "fits", 8)]), "repeats") == []
+    (told,) = texts(compare_folders(base, [first, typed("third", "eight", 3)]), "repeats")
+    assert told == "repeats of SAM differ: sam.k: fits in SAM 1, eight in SAM 2"
 
 
 def test_repeats_may_have_seeds_of_their_own_if_both_sides_have_the_same(pairs):
