@@ -217,8 +217,6 @@ class SamDrafter:
             "rebuilds": usage.rebuilds,
             "evictions": usage.evictions,
             "refused_texts": self.responses.refused,
-            "dropped_texts": self.responses.dropped,
-            "heard_texts": self.responses.heard,
             "texts_failures": self.responses.failures,
             "unknown_tokens": sum(policy.unknown_tokens for policy in self._policies),
         }

@@ -94,8 +94,6 @@ class Responses:
         # The later request has the whole text, so the interrupted part is not kept.
         self.interrupted: Mapping[int, GroupKey] = {}
         self.failures = 0  # number of disk errors: 0 or 1, because an error ends the disk's use
-        self.dropped = 0  # number of responses that were not kept because the disk was too slow
-        self.heard = 0  # number of responses of other engines that were kept
 
     @property
     def keeps(self) -> bool:
@@ -151,17 +149,13 @@ class Responses:
             if len(text) and identity.key not in self.interrupted:
                 self.ended[request_id] = Ended(identity, text)
                 if is_of_training(identity):
-                    self._keep(identity.group, identity.step, text)
+                    self.keep(identity.group, identity.step, text)
 
     def end_step(self) -> None:
         """Write the training step's responses; free the recorder's memory if no request is live."""
         self._write()
         if not self._live:
             self._recorder = self._new_recorder()
-
-    def hear(self, group: str, step: int, text: Int32Array) -> None:
-        """Keep a response of an engine that writes to another folder."""
-        self.heard += self._keep(group, step, text)
 
     def read_earlier(self, group: str, step: int, max_tokens: int) -> Future[AutomatonPool | None]:
         """Begin to make an automaton of a prompt's newest responses from steps before `step`."""
@@ -207,18 +201,17 @@ class Responses:
         # Preempted requests need slots, too. If no slot is free, a response is not recorded.
         return TextRecorder(2 * self._limits.max_rows + 16, self._limits.max_model_len)
 
-    def _keep(self, group: str, step: int, text: Int32Array) -> bool:
+    def keep(self, group: str, step: int, text: Int32Array) -> None:
+        """Keep a response of training, sampled here or by an engine that has another folder."""
         if self._store is None or not self.keeps:
-            return False
+            return
         if self._waiting_bytes + text.nbytes > MOST_WAITING_BYTES:
-            self.dropped += 1
-            return False
+            return
         self._unwritten.append(Text(group, step, text))
         self._unwritten_bytes += text.nbytes
         self._waiting_bytes += text.nbytes
         if self._unwritten_bytes >= self._store.largest_text:
             self._write()
-        return True
 
     def _write(self) -> None:
         if self._store is not None and self._unwritten:

@@ -33,14 +33,10 @@ Place = tuple[GroupKey, int | None]  # a group, and its automaton once it has on
 TOKENS_PER_STEP = 512
 # Maximum number of other engines' texts that may wait to be read or continued.
 MOST_TEXTS = 1024
-# A text whose tokens are all read is dropped after this many exchanges without a new piece (5 s or
-# more). Its last piece was lost, or came after the text's group had ended on this engine.
-SILENT_TURNS = 100
 # Shares of the memory for siblings. Texts that wait to be sent may take _WAITING_SHARE, and texts
 # that wait to be read as much. While waiting texts and automata together exceed _READING_SHARE,
 # other engines' texts are not read.
 _WAITING_SHARE, _READING_SHARE = 1 / 8, 3 / 4
-_NEVER = np.iinfo(np.int64).max
 
 
 class OwnTexts:
@@ -137,13 +133,11 @@ class SharedTexts:
         self._slots = np.full(rows, NO_SLOT, np.int32)  # NO_SLOT if the group has no automaton yet
         self._starts = np.zeros(rows, np.int32)  # the first token's index in its response
         self._ended = np.zeros(rows, bool)
-        self._heard = np.full(rows, _NEVER)  # number of the exchange that brought the latest piece
         self._free = list(range(rows - 1, -1, -1))
         self._place: dict[str, tuple[GroupKey, int]] = {}  # response -> its group and row
         self._members: dict[GroupKey, set[str]] = {}  # group -> its responses
         self._touched_tokens = 0  # sum of `_touched`
         self._unread = 0  # unread tokens of all rows
-        self._turn = 0
         self._next = 0  # the row with which the next `read` begins
 
     @property
@@ -176,17 +170,13 @@ class SharedTexts:
                 self._refused += 1
                 continue
             if piece.is_whole:
-                self._responses.hear(piece.group, piece.step, tokens)
+                self._responses.keep(piece.group, piece.step, tokens)
                 continue
             place = self._place_of(piece)
             if place is None:
                 self._tokens_missed += len(tokens)
             else:
                 self._take(*place, piece, tokens)
-        # Drop read texts without a new piece for `SILENT_TURNS` exchanges.
-        self._turn += 1
-        is_silent = (self._turn - self._heard > SILENT_TURNS) & (self._done == self._known)
-        self._forget_rows(np.flatnonzero(is_silent))
         return self.own.pieces(origin)
 
     def _start(self) -> None:
@@ -228,7 +218,6 @@ class SharedTexts:
             self._touched[row] += grown
             self._touched_tokens += grown
         self._unread += len(tokens)
-        self._heard[row] = self._turn
         self._ended[row] = piece.is_last
         if piece.is_last and self._done[row] == self._known[row]:
             self._forget(piece.response)
@@ -287,7 +276,10 @@ class SharedTexts:
         read = int(lengths.sum())
         self._unread -= read
         self._tokens_read += read
-        self._forget_rows(rows[self._ended[rows] & (ends == self._known[rows])])
+        over = set(rows[self._ended[rows] & (ends == self._known[rows])].tolist())
+        if over:
+            for response in [name for name, (_, row) in self._place.items() if row in over]:
+                self._forget(response)
 
     def _begin(self, row: int, start: int, group: GroupKey, automaton: int | None) -> None:
         self._starts[row] = start
@@ -306,18 +298,11 @@ class SharedTexts:
         self._known[row] = self._done[row] = 0
         self._ended[row] = False
 
-    def _forget_rows(self, rows: np.ndarray) -> None:
-        if len(rows):
-            over = set(rows.tolist())
-            for response in [name for name, (_, row) in self._place.items() if row in over]:
-                self._forget(response)
-
     def _forget(self, response: str) -> None:
         group, row = self._place.pop(response)
         if self._ended[row] and self._done[row] == self._known[row]:
             self._keep_ended(group, self._texts[row, : self._known[row]].copy())
         self._end(row)
-        self._heard[row] = _NEVER
         self._free.append(row)
         members = self._members[group]
         members.discard(response)

@@ -5,7 +5,7 @@ import pytest
 
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.sources.support.pieces import to_bytes
-from sam_rollout.sources.support.shared_texts import SILENT_TURNS, TOKENS_PER_STEP
+from sam_rollout.sources.support.shared_texts import TOKENS_PER_STEP
 from tests.unit.drafting.texts import WIDTH, counter, drafter_of, enter, identity, leave, step
 
 VOCABULARY = 1000
@@ -119,7 +119,6 @@ def test_texts_whose_requests_never_came_end_with_the_step():
         piece([1])[:-1],
         [*piece([1])[:-1], "text"],
         [*piece([1])[:-1], b"123"],
-        ["train", "1", *piece([1])[2:]],
         piece([1], start=-1),
         piece([1, 2, -1]),
         piece([VOCABULARY]),
@@ -180,22 +179,6 @@ def test_a_group_that_was_given_up_takes_nothing_in():
     assert counter(b, "shared_missed_tokens") == before + 2
     leave(b, ["b", *(f"big {number}" for number in range(6))])
     assert b.usage().bytes == b.usage().live_requests == 0
-
-
-def test_a_place_is_free_again_when_the_end_of_its_text_is_lost():
-    b = make_engine("b", max_bytes=1 << 20)
-    step(b, {"b": [9]})
-    b.exchange("y", [piece([1, 2], response=f"x/{number}") for number in range(8)])
-    step(b, {"b": [9]})
-    for turn in range(SILENT_TURNS):
-        b.exchange("y", [piece([100 + turn], response="x/0", start=2 + turn)])  # one text goes on
-        step(b, {"b": [9]})
-    assert counter(b, "live_requests") == 1
-    b.exchange("y", [piece([1, 2], response=f"x/{number}") for number in range(8, 16)])
-    assert counter(b, "shared_missed_tokens") == 2, "one place is taken"
-    step(b, {"b": [9]})
-    b.exchange("y", [piece([4], response="x/0", start=2 + SILENT_TURNS)])
-    assert step(b, {"b": [8, 99 + SILENT_TURNS]})["b"] == [4], "it was not cut"
 
 
 def test_what_nobody_asks_for_is_bounded_counted_and_freed():
