@@ -8,7 +8,7 @@ drafts must be equal. Neither training nor the draft session sees the repeated r
 import asyncio
 import random
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from vllm import SamplingParams, TokensPrompt
@@ -32,19 +32,9 @@ _PLAIN = {
 }  # fmt: skip
 
 
-class Candidate(NamedTuple):
-    """A finished request that had drafts, and the data for sampling it again."""
-
-    request_id: str
-    key: int  # key of the request's random numbers
-    prompt_ids: list[int]
-    response_ids: list[int]
-    sampling: dict[str, Any]  # arguments of SamplingParams, except max_tokens
-
-
 def candidates(
     shares: Iterable[Sequence[FinishedRequest]], records: Iterable[ReplicaRecords]
-) -> list[Candidate]:
+) -> list[FinishedRequest]:
     """Return the requests that can be sampled again and compared.
 
     `shares` has the finished requests of each engine, in the same order as the rows of `records`.
@@ -52,7 +42,7 @@ def candidates(
     drafted = [n for one in records for n in one.requests["drafted_tokens"].to_pylist()]
     finished = [request for share in shares for request in share]
     return [
-        Candidate(one.request_id, one.identity.key, one.prompt_ids, one.response_ids, one.sampling)
+        one
         for one, count in zip(finished, drafted, strict=True)
         if count
         and one.identity is not None
@@ -62,10 +52,16 @@ def candidates(
     ]
 
 
-def pick(found: Sequence[Candidate], count: int, seed: int) -> list[Candidate]:
+def pick(found: Sequence[FinishedRequest], count: int, seed: int) -> list[FinishedRequest]:
     """Draw `count` candidates at random, independently of the order in which they ended."""
-    ordered = sorted(found, key=lambda one: (one.key, len(one.prompt_ids)))
+    ordered = sorted(found, key=lambda one: (_key_of(one), len(one.prompt_ids)))
     return random.Random(seed).sample(ordered, min(count, len(ordered)))
+
+
+def _key_of(request: FinishedRequest) -> int:
+    """Return the key of a candidate's random numbers."""
+    assert request.identity is not None
+    return request.identity.key
 
 
 class DraftProof:
@@ -81,7 +77,7 @@ class DraftProof:
         self, engine: Any, sampler: RolloutSamplerConfig, recorders: EngineRecorders
     ) -> None:
         self._engine, self._sampler, self._recorders = engine, sampler, recorders
-        self.candidates: list[Candidate] = []
+        self.candidates: list[FinishedRequest] = []
 
     async def compare(self, count: int, seed: int) -> list[Compared]:
         """Sample `count` candidates again, compare the texts, and forget all candidates.
@@ -113,8 +109,8 @@ class DraftProof:
     async def _pause(self, paused: bool) -> None:
         await ask_engines(self._engine, "sam_pause", [(paused,)] * engine_count(self._engine))
 
-    async def _ask(self, request: Candidate, text: list[int], **changes: Any) -> Any:
-        sampling = SamplingParams(**{**request.sampling, **changes})
+    async def _ask(self, request: FinishedRequest, text: list[int], **changes: Any) -> Any:
+        sampling = SamplingParams(**{**(request.sampling or {}), **changes})
         prompt = TokensPrompt(prompt_token_ids=text)
         name = f"sam-proof-{request.request_id}-{len(text)}"
         async for output in self._engine.generate(prompt, sampling, request_id=name):
@@ -123,10 +119,10 @@ class DraftProof:
             raise RuntimeError("a repeated response was aborted")
         return answer
 
-    async def _compared(self, request: Candidate, other: list[int]) -> Compared:
-        response = request.response_ids
+    async def _compared(self, request: FinishedRequest, other: list[int]) -> Compared:
+        response, sampling = request.response_ids, request.sampling or {}
         place = first_difference(response, other)
-        if place is None or not request.sampling.keys() <= _PLAIN:
+        if place is None or not sampling.keys() <= _PLAIN:
             return Compared(len(response), place)
         tokens = [text[place] if place < len(text) else None for text in (response, other)]
         before = [*request.prompt_ids, *response[:place]]
@@ -135,11 +131,10 @@ class DraftProof:
         logprobs = np.full(max(answer.logprobs[0]) + 1, -np.inf)
         for token, value in answer.logprobs[0].items():
             logprobs[token] = value.logprob
-        sampling = request.sampling
         cuts = sampling.get("top_p", 1.0) < 1 or sampling.get("top_k", -1) > 0
         if cuts and any(token is not None and np.isneginf(logprobs[token]) for token in tokens):
             return Compared(len(response), place)  # rounding may change which tokens are cut
         way = self._sampler.coupling if sampling.get("temperature", 1.0) else GREEDY
-        distance = distance_from_tie(tokens, logprobs, way, request.key, len(before))
+        distance = distance_from_tie(tokens, logprobs, way, _key_of(request), len(before))
         tie = distance <= TIE[str(self._engine.model_config.dtype).removeprefix("torch.")]
         return Compared(len(response), place, distance, tie)

@@ -9,7 +9,7 @@ import torch
 
 from sam_rollout.config import RolloutSamplerConfig
 from sam_rollout.core.identity import identify
-from sam_rollout.integrations.verl.draft_proof import Candidate, DraftProof, candidates, pick
+from sam_rollout.integrations.verl.draft_proof import DraftProof, candidates, pick
 from sam_rollout.integrations.verl.replica_records import FinishedRequest
 from sam_rollout.integrations.vllm.serving.engine_group import EngineRecorders
 from sam_rollout.telemetry.proof import Compared
@@ -27,8 +27,8 @@ def finished(**changes) -> FinishedRequest:
     return replace(found, **{"sampling": SAMPLING} | changes)
 
 
-def candidate(**sampling) -> Candidate:
-    return Candidate("a", IDENTITY.key, PROMPT, RESPONSE, SAMPLING | sampling)
+def candidate(**sampling) -> FinishedRequest:
+    return finished(sampling=SAMPLING | sampling)
 
 
 class Engine:
@@ -55,7 +55,7 @@ class Engine:
         yield SimpleNamespace(outputs=[answer])
 
 
-def compared(engine: Engine, *found: Candidate, kind: str = "coupled", count: int = 8):
+def compared(engine: Engine, *found: FinishedRequest, kind: str = "coupled", count: int = 8):
     recorders, forgot = EngineRecorders(2), []
     recorders.forget = lambda: forgot.append(True)
     proof = DraftProof(engine, RolloutSamplerConfig(kind), recorders)
@@ -86,10 +86,10 @@ def test_only_what_drafts_were_verified_of_and_can_be_asked_again_is_compared():
 
 
 def test_the_choice_depends_on_the_step_and_not_on_the_order():
-    found = [candidate()._replace(key=key) for key in range(20)]
+    found = [finished(identity=replace(IDENTITY, key=key)) for key in range(20)]
     chosen = pick(found, 5, seed=3)
     assert pick(found[::-1], 5, seed=3) == chosen != pick(found, 5, seed=4)
-    assert len({one.key for one in chosen}) == 5 and len(pick(found, 50, seed=3)) == 20
+    assert len({one.identity.key for one in chosen}) == 5 and len(pick(found, 50, seed=3)) == 20
 
 
 def test_the_same_response_is_asked_for_without_drafts_and_no_longer():
