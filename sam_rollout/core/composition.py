@@ -2,7 +2,7 @@
 
 A recipe registers an entry point of the group `sam_rollout.recipes`. The entry point's name is also
 the name of the root configuration in the folder `configs` beside the recipe's module. verl's
-configuration files are found without importing verl, because the import already chooses a device.
+configuration files are found without importing verl, because importing verl would choose a device.
 Hydra is slow to import, so it is imported inside functions.
 """
 
@@ -64,14 +64,14 @@ def prepare(folder: Path) -> None:
         )
     config = Path(verl.submodule_search_locations[0]) / "trainer" / "config"
     os.environ["VERL_CONFIG_DIR"] = str(config)
-    # `recipe` resolves a path relative to the recipe's folder, `here` relative to the working
-    # directory.
+    # The resolver `recipe` reads a path as relative to the recipe's folder. The resolver `here`
+    # reads it as relative to the working directory.
     OmegaConf.register_new_resolver("recipe", lambda path: str(folder / path), replace=True)
     OmegaConf.register_new_resolver("here", lambda path: str(Path(path).absolute()), replace=True)
 
 
 def compose(*overrides: str) -> tuple[dict[str, Any], str]:
-    """Compose the configuration of the run that these overrides start.
+    """Compose the configuration of a run with these overrides.
 
     Returns the configuration in plain values, and the option that it chooses in the group `device`.
 
@@ -115,7 +115,7 @@ def explain(error: Exception) -> str:
     cause = error.__cause__ or error
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
         known = {str(key) for key in getattr(cause.parent_node, "keys", list)()}
-        if "." not in str(cause.full_key):  # the composed configuration may lack our groups
+        if "." not in str(cause.full_key):  # groups that the configuration lacks are known, too
             configs = recipe_folder() / "configs"
             known |= {path.name for path in configs.iterdir() if path.is_dir()}
         if not known:

@@ -7,7 +7,10 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def cpu_model() -> str:
-    """Return the processor's name in /proc/cpuinfo, or the architecture if it has no name (ARM)."""
+    """Return the processor's name from /proc/cpuinfo.
+
+    If the file holds no name (ARM), return the architecture.
+    """
     if _CPUINFO.exists():
         for line in _CPUINFO.read_text().splitlines():
             if line.startswith("model name"):

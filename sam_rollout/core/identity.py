@@ -33,12 +33,15 @@ class RequestIdentity:
     prompt_tokens: int = 0
 
     def resumed(self, tokens: int) -> int:
-        """Return how many of the `tokens` tokens of a request's prompt earlier requests sampled."""
+        """Return how many tokens at the end of a request's prompt were sampled by earlier requests.
+
+        `tokens` is the length of this prompt. The result is 0 if `prompt_tokens` is unknown.
+        """
         return max(tokens - self.prompt_tokens, 0) if self.prompt_tokens else 0
 
     @property
     def group_key(self) -> GroupKey:
-        """Split, step and group, which all responses to a prompt in one step share."""
+        """Split, step and group; all responses to a prompt in the same step have the same key."""
         return self.split, self.step, self.group
 
     def to_extra_args(self) -> dict[str, dict[str, Any]]:
@@ -47,7 +50,7 @@ class RequestIdentity:
 
     @classmethod
     def from_extra_args(cls, extra_args: Mapping[str, Any] | None) -> Self | None:
-        """Return the identity of a request; None if it has none, as in plain use of vLLM."""
+        """Return a request's identity; None for a request without identity, as in plain vLLM."""
         fields = (extra_args or {}).get(EXTRA_ARGS_KEY)
         return None if fields is None else cls(**fields)
 
@@ -60,7 +63,7 @@ def group_of(prompt_ids: Sequence[int]) -> str:
 
 
 def key_of(seed: int, step: int, group: str, sibling: int) -> int:
-    """Derive the key of a response's random numbers; runs with the same seed get the same key."""
+    """Derive the key of a response's random numbers; it is the same in all runs with this seed."""
     text = f"{seed}/{step}/{group}/{sibling}".encode()
     digest = hashlib.blake2b(text, digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1  # 63 bits fit into a signed int64 tensor

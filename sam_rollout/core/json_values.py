@@ -19,9 +19,9 @@ _READ = _NOT_FINITE | {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math
 def encode(value: Any) -> Any:
     """Convert a value to JSON values; equal values give equal results, NaN included.
 
-    Numbers that are not finite become "inf", "-inf" and "nan". A member of an enumeration becomes
-    its value if it is a string or an integer, otherwise its name. Arrays become lists, sets become
-    sorted lists, and bytes are decoded. Any other value is converted by `str`.
+    Numbers that are not finite become "inf", "-inf" and "nan". If the members of an enumeration are
+    strings or integers, a member becomes its value; otherwise it becomes its name. Arrays become
+    lists, sets become sorted lists, and bytes are decoded. Any other value is converted by `str`.
     """
     if isinstance(value, Enum):
         return encode(value.value) if isinstance(value, str | int) else value.name

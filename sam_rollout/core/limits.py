@@ -6,7 +6,7 @@ import numpy as np
 
 # Longer drafts would hardly save more time, and each draft token makes a verify step larger.
 MAX_DRAFT_TOKENS = 32
-MOST_STEP_TOKENS = 4096  # Limit of tree tokens per step; fewer tokens already fill a device.
+MOST_STEP_TOKENS = 4096  # Maximum of tree tokens per step; even fewer tokens keep a device busy.
 UNKNOWN_VOCABULARY = (1 << 31) - 1  # Stands for the size of an unknown vocabulary.
 
 

@@ -20,9 +20,9 @@ class Metric:
     declares its metrics without the prefix `sam/draft/`. A name with a placeholder
     (`accepted_position_<k>`) declares a family of metrics.
 
-    `compute` takes a `telemetry.aggregate.Rollout` and returns a number, a dict of numbers by the
-    placeholder's value, or None to leave the metric out. A metric without `compute` is counted
-    elsewhere.
+    `compute` takes a `telemetry.aggregate.Rollout`. It returns a number, or a dict that maps the
+    placeholder's values to numbers, or None to leave the metric out. A metric without `compute` is
+    counted elsewhere.
     """
 
     name: str

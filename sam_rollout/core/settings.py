@@ -11,7 +11,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-MOST_LISTED = 24  # an error lists at most this many names
+MOST_LISTED = 24  # if there are more names, an error with a suggestion does not list them
 
 
 class ConfigError(ValueError):
@@ -53,8 +53,8 @@ def unknown(what: str, name: str, known: Sequence[str]) -> str:
 def setting(default: Any, *, meaning: str = "", allowed: str = "", **limits: Any) -> Any:
     """Return a dataclass field with its limits: minimum and maximum (numbers) or choices (strings).
 
-    `meaning` is the field's text on the reference page; it is empty if the page describes the field
-    by hand. `allowed` is the page's text on allowed values, if the limits do not show them.
+    `meaning` is the field's text on the reference page; it is empty if the text there is written by
+    hand. `allowed` is the page's text on allowed values, if the limits do not show them.
     """
     metadata = {"meaning": meaning, "allowed": allowed, **limits}
     return dataclasses.field(default=default, metadata=metadata)

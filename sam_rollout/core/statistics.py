@@ -96,7 +96,7 @@ def gain(time_s: Sides, tokens: Sides | None = None) -> Gain | None:
 
 
 def difference(values: Sides) -> Estimate:
-    """Return the mean over steps of SAM - BASE; NaN if there is no step."""
+    """Return the mean of SAM - BASE over the steps; NaN if there is no step."""
     count = values.shape[2]
     if not count:
         return Estimate(math.nan, None, None)
@@ -108,7 +108,7 @@ def difference(values: Sides) -> Estimate:
 
 
 def _log_ratios(time_s: Sides, tokens: Sides | None) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the logarithm of each run's time or time per token; None if a run has a sum of 0."""
+    """Return the logarithms of the runs' times, or of their times per token; None if a sum is 0."""
     times = time_s.totals()
     made = tokens.totals() if tokens else (np.ones(len(times[0])), np.ones(len(times[1])))
     if min(side.min() for side in (*times, *made)) <= 0:

@@ -20,7 +20,8 @@ class Verified(NamedTuple):
     drafted: Int32Array  # Draft tokens that were verified.
     accepted: Int32Array  # Draft tokens that were accepted.
     filling: Int32Array  # Padding tokens, verified only to keep the step's shape.
-    source: Int32Array  # Number of the source whose votes for a draft weigh most; -1 without votes.
+    # Number of the source whose votes for the draft's first token weigh most; -1 without votes.
+    source: Int32Array
     # `judged` and `right` also count tokens that were chosen for a draft but not verified, because
     # the text may still show whether these tokens are right.
     judged: Int32Array  # Chosen tokens known to be right or wrong.
@@ -31,7 +32,8 @@ class Verified(NamedTuple):
         return Verified(*(column.copy() for column in self))
 
 
-# Lower bounds of the groups in which draft tokens are counted by their probability of acceptance.
+# Draft tokens are counted in groups, by their probability of acceptance. These are the groups'
+# lower bounds.
 CHANCES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.42, 0.35, 0.28, 0.22, 0.17, 0.13, 0.1, 0.07, 0.05, 0.03, 0.0)
 
 
