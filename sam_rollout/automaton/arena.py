@@ -15,9 +15,9 @@ _LARGEST_SLAB_BLOCKS = (32 << 20) // kernels.BLOCK_BYTES
 
 _CACHE_LINE = 64
 
-# A slab is idle if all its blocks are free. The first search for idle slabs takes place when
-# _FIRST_RELEASE_BLOCKS blocks are free. After a search, the next one takes place when the number of
-# free blocks has grown by the share _RELEASE_SHARE of all blocks.
+# A slab is idle if all its blocks are free. The first search for idle slabs takes place when the
+# number of free blocks has reached _FIRST_RELEASE_BLOCKS. After a search, the next one takes place
+# when the number of free blocks has grown by a share of all blocks, _RELEASE_SHARE.
 _FIRST_RELEASE_BLOCKS = (64 << 20) // kernels.BLOCK_BYTES
 _RELEASE_SHARE = 1 / 8
 
@@ -27,8 +27,8 @@ class Arena:
 
     def __init__(self) -> None:
         self._slabs: list[npt.NDArray[np.uint8]] = []
-        self.free: Int64Array = np.zeros(1, np.int64)  # number and addresses of free blocks
-        self._release_at = _FIRST_RELEASE_BLOCKS  # number of free blocks that starts a search
+        self.free: Int64Array = np.zeros(1, np.int64)  # number of free blocks, then addresses
+        self._release_at = _FIRST_RELEASE_BLOCKS  # a search starts at this number of free blocks
 
     @property
     def used_blocks(self) -> int:
@@ -41,7 +41,7 @@ class Arena:
         return len(self.free) - 1
 
     def provide(self, blocks: int) -> None:
-        """Make sure that at least `blocks` blocks are free."""
+        """Make sure that at least this number of blocks is free."""
         missing = blocks - int(self.free[0])
         if missing > 0:
             wanted = min(max(self.blocks, _FIRST_SLAB_BLOCKS), _LARGEST_SLAB_BLOCKS)
@@ -91,7 +91,7 @@ class Arena:
 
 
 def _aligned(nbytes: int) -> npt.NDArray[np.uint8]:
-    """Return uint8[nbytes], which begins at a cache line, so that no state straddles two lines."""
+    """Return uint8[nbytes], aligned to cache lines, so that no state lies across two lines."""
     room = np.empty(nbytes + _CACHE_LINE, np.uint8)
     start = -room.ctypes.data % _CACHE_LINE
     return room[start : start + nbytes]
@@ -102,7 +102,7 @@ class Rows:
 
     def __init__(self, name: str, width: int) -> None:
         self._name = name
-        self.table: Int64Array = np.zeros((16, width), np.int64)  # a new array when it grows
+        self.table: Int64Array = np.zeros((16, width), np.int64)  # replaced when it grows
         self._free = list(range(len(self.table) - 1, -1, -1))
 
     def __len__(self) -> int:

@@ -18,7 +18,7 @@ VOTES_PER_LEVEL = 2  # one for the most frequent continuation, one for the lates
 OTHER_VOTES = 6  # maximum number of further votes per suffix, for drafts that may branch
 
 # A vote's class is a number below CLASSES. It combines the ranges in which the vote's figures lie.
-# Each tuple holds the lower bounds of a figure's ranges, except for the first range.
+# Each tuple holds the lower bounds of a figure's ranges; the first range has no lower bound.
 LENGTHS = (2, 3, 5, 9, 20)  # length of the suffix in tokens
 COUNTS = (2, 3, 4, 6, 10, 20, 50)  # how often the suffix was continued
 SHARES = (0.25, 0.4, 0.5, 0.66, 0.8, 0.9)  # share of the suffix's continuations with this token
@@ -27,8 +27,9 @@ LENGTH_CLASSES = len(LENGTHS) + 1
 _PER_LENGTH = (len(COUNTS) + 1) * (len(SHARES) + 1) * 2 * WRITERS
 CLASSES = LENGTH_CLASSES * _PER_LENGTH
 _ALL = np.arange(CLASSES).reshape(LENGTH_CLASSES, len(COUNTS) + 1, len(SHARES) + 1, 2, WRITERS)
-# Classes of votes from drafts made elsewhere (READY), [len(SHARES) + 1, ...] by certainty. Automata
-# hardly ever use these classes, because a suffix's only continuation is also its latest one.
+# Classes of votes from drafts made elsewhere (READY), [len(SHARES) + 1, ...] by certainty. A vote
+# from an automaton has such a class only if its suffix was continued once, by a token that is not
+# the latest continuation. This hardly ever happens.
 READY_CLASSES = _ALL[:, 0, :, 0].swapaxes(0, 1)
 
 
@@ -61,8 +62,8 @@ def _writer_of(states, end, text):
 # A lane is a place in an automaton. Votes are found for many lanes together. The table of lanes is
 # int64[lanes, LANE_WIDTH]. Its first four columns are a place's columns from PLACE_HEADER on.
 LANE_HEADER, LANE_STATE, LANE_LENGTH, LANE_TEXT = 0, 1, 2, 3
-LANE_FIRST = 4  # number of the first class of votes of the lane's source
-LANE_TASKS = 5  # number of suffixes with a continuation that were found so far
+LANE_FIRST = 4  # number of the first class of votes that belongs to the lane's source
+LANE_TASKS = 5  # number of suffixes found so far that were continued
 LANE_SEEN = 6  # state of the suffix to look at next
 LANE_WIDTH = 8
 # A task is a suffix of a lane's text that was continued. The table of tasks is
@@ -284,7 +285,7 @@ def vote(kind, address, state, length, first, tokens, classes, count):
 
 @njit(nogil=True)
 def follow(kind, address, state, length, token):
-    """Return a place's state and length after `token`; length 0 if a READY draft lacks `token`."""
+    """Return a place's state and length after `token`; length 0 if a READY draft does not match."""
     if kind == interface.READY:
         goes_on = state < length and (
             live._int32_pointer(address + 8 * state)[interface.DRAFT_TOKEN] == token

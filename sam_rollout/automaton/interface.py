@@ -27,11 +27,11 @@ class AutomatonFullError(ValueError):
         self.automaton = automaton
 
 
-# A place, int64[PLACE_WIDTH], is the point where a source continues a row's text. Its columns are:
+# A place, int64[PLACE_WIDTH], is a point in a source's texts, from which a row drafts. Columns:
 #
 #             PLACE_HEADER, an address        PLACE_STATE                         PLACE_LENGTH
-# LIVE        the automaton's header          the longest known suffix's state    its tokens
-# READY       the draft, int32[length, 2]     0                                   the draft's tokens
+# LIVE        the automaton's header          the longest known suffix's state    its length
+# READY       the draft, int32[length, 2]     0                                   the draft's length
 # FOLLOWERS   the table, int32[length, 2]     the text's last token               the table's rows
 # DRAWN       the row's table,                twice the next token's position,    the table's rows
 #             int32[length, DRAWN_WIDTH]      plus 1 if the token drawn there
@@ -45,15 +45,15 @@ PLACE_WIDTH = 5
 # Values of PLACE_KIND. A row drafts from nothing, from an automaton, from a draft made elsewhere,
 # from a table of each token's likeliest follower, or from a table of draws by position.
 NOWHERE, LIVE, READY, FOLLOWERS, DRAWN = 0, 1, 2, 3, 4
-# Columns of the table of followers: a token's likeliest next token (-1 if unknown), and in how many
-# successive scorings of the token it was the likeliest.
+# Columns of the table of followers: a token's likeliest next token (-1 if unknown), and in how
+# many consecutive scorings of the token the model found this next token likeliest.
 FOLLOWER, RUN = 0, 1
 # Columns of a draft made elsewhere: the token, and how certain it is, from 0 to CERTAIN.
 DRAFT_TOKEN, CERTAINTY = 0, 1
 CERTAIN = 1000
 # Columns of the table of draws: the position, the token drawn there, the token before it, the
-# position's distance from the draft's first wrong token, and in how many successive scorings of the
-# position this token was drawn.
+# position's distance from the draft's first wrong token, and in how many consecutive scorings of
+# the position this token was drawn.
 DRAWN_POSITION, DRAWN_TOKEN, DRAWN_AFTER, DRAWN_DISTANCE, DRAWN_AGAIN = 0, 1, 2, 3, 4
 DRAWN_WIDTH = 5
 

@@ -4,9 +4,9 @@ The structure is the online suffix automaton of Blumer et al. (1985), generalise
 that grow in turns, and used for drafting as in SAM-Decoding (arXiv 2411.10666):
 
 * A state s >= 0 is a prefix of a text. A text's prefixes lie in order in a sequence of blocks,
-  called a run. The index in the run gives the prefix's length and the first position where it ends.
-  For the edge to the run's next prefix, only the token is stored. All other edges are called
-  branching, and are stored as a whole.
+  called a run. A prefix's index in the run gives the prefix's length, and thus the position where
+  it ends. For the edge to the run's next prefix, only the token is stored. All other edges are
+  called branching, and are stored as a whole.
 * A clone is a state that was split off another state. It has a negative number. Its entry is one
   cache line, as large as the entries of four prefixes, and holds up to three branching edges.
 * All other branching edges are in one open-addressing table keyed by (state, token). Each edge in
@@ -81,7 +81,7 @@ SHARED = 1  # 1 if the automaton outlives its texts
 STATES = 2  # address of the directory row of block 0; the rows of clones' blocks lie before it
 PREFIX_BLOCKS = 3
 PREFIX_BLOCK_ROOM = 4  # blocks of prefixes that the directory has room for
-CLONES = 5  # places of all clones; each clone takes CLONE_PLACES places, each prefix takes one
+CLONES = 5  # number of places that clones take: CLONE_PLACES per clone (a prefix takes one)
 CLONE_BLOCK_ROOM = 6
 EDGES = 7  # address of the directory of the edge table
 EDGE_SLOTS = 8  # slots of the edge table, a multiple of the block size; 0 before the first edge
@@ -131,7 +131,7 @@ BEST_COUNT = 9
 OWN_EDGES = 10
 CLONE_EDGES = 3
 CLONE_PLACES = 4
-# The columns with the tokens of a clone's own edges; an edge's target is in the next column.
+# The columns in which a clone holds its edges' tokens; an edge's target is in the next column.
 OWN_EDGE_COLUMNS = tuple(range(OWN_EDGES, OWN_EDGES + 2 * CLONE_EDGES, 2))
 
 # Columns of an edge, int32[4]. No edge leads to state 0, so TARGET 0 marks a free slot.
@@ -155,7 +155,7 @@ BLOCK_MASK = BLOCK_ENTRIES - 1
 OVERFLOW_SLOTS = 96
 # Number of slots that each token moves while edges move to a larger table.
 MOVED_SLOTS = 32
-# Maximum number of an automaton's blocks of prefixes; LATEST has no bits for more.
+# Maximum number of blocks of prefixes in an automaton; LATEST has no bits for more.
 MOST_PREFIX_BLOCKS = (1 << COUNT_SHIFT) >> BLOCK_SHIFT
 # Numbers for `_scout`: rows at a time, tokens per row, suffix links per token.
 ROWS_SCOUTED = 32
@@ -184,7 +184,8 @@ REBUILDS = 2
 PROGRESS_WIDTH = 3
 
 
-# Helpers that do less work than a call costs are compiled into their callers.
+# For small helpers: they are compiled into their callers, because a call would cost more than their
+# work.
 _inlined = njit(nogil=True, forceinline=True)
 
 
@@ -290,7 +291,7 @@ def _after(states, state):
 
 @njit(nogil=True)
 def _add_prefix_block(header, arena, length, writer):
-    """Begin a block of prefixes; return its first prefix, which has the length `length`."""
+    """Begin a block of prefixes; return its first prefix. `length` is this prefix's length."""
     first = header[PREFIX_BLOCKS] << BLOCK_SHIFT
     header[PREFIX_BLOCKS] += 1
     row = _row_of(header[STATES], first)
@@ -344,7 +345,7 @@ def _hash(state, token):
     """Return a key's 32-bit hash, which gives keys the same order in tables of every size."""
     key = (uint64(uint32(state)) << uint64(32)) | uint64(uint32(token))
     # A single multiplication would map consecutive states with the same token onto few slots.
-    # Therefore the high half is mixed in before a second one, as in splitmix64.
+    # Therefore the high half is mixed in before a second multiplication, as in splitmix64.
     key *= uint64(0x9E3779B97F4A7C15)
     key ^= key >> uint64(32)
     key *= uint64(0xBF58476D1CE4E5B9)
@@ -398,7 +399,7 @@ def _search_table(header, state, token):
 
 @_inlined
 def _own_target(entry, token):
-    """Return the column with the target of a clone's own edge for `token`; 0 without an edge."""
+    """Return the column of a clone's entry that holds the target of its edge for `token`, or 0."""
     for column in OWN_EDGE_COLUMNS:
         if entry[column] == token:
             return column + 1
@@ -409,8 +410,8 @@ def _own_target(entry, token):
 def _find_edge(header, address, state, token):
     """Find a state's branching edge for `token`; return the address where its target is stored.
 
-    `address` is the address of the state. Without such an edge, return minus the address of a free
-    slot in the table for this edge, or 0 if the table was not searched or is full.
+    `address` is the address of the state. If there is no such edge, return minus the address of the
+    free slot that it would take in the table, or 0 if the table was not searched or is full.
     """
     entry = _int32_pointer(address)
     if state < 0:
@@ -425,7 +426,7 @@ def _find_edge(header, address, state, token):
 
 @_inlined
 def _put_edge(header, address, state, token, target, found):
-    """Give the state at `address` a new edge; `found` is the result of `_find_edge`, or 0."""
+    """Give the state at `address` a new edge; `found` is `_find_edge`'s result, 0 without one."""
     entry = _int32_pointer(address)
     if state < 0:
         for column in OWN_EDGE_COLUMNS:
@@ -471,7 +472,7 @@ def _add_edge_block(header, arena):
 
 @njit(nogil=True)
 def _move_edges(header, arena, slots):
-    """Move at least `slots` slots of the old table to the new one, up to the next free slot.
+    """Move the edges of at least `slots` slots to the new table, and go on to a free slot.
 
     No search crosses a free slot. Therefore keys whose search begins before the frontier are in the
     new table, and all others are in the old one.
@@ -627,14 +628,14 @@ def _target_of(header, arena, state, token):
 
 @_inlined
 def _count(states, state):
-    """Return how often a state's strings were continued, as far as noted."""
+    """Return the recorded number of continuations of a state's strings."""
     entry = _at(states, state)
     return np.int64(entry[CLONE_COUNT]) if state < 0 else np.int64(entry[LATEST]) >> COUNT_SHIFT
 
 
 @_inlined
 def _times(states, state):
-    """Estimate how often an edge to a state was followed: the state's noted count, at least 1."""
+    """Estimate how often an edge to a state was followed: the state's count, but at least 1."""
     return max(_count(states, state), 1)
 
 
@@ -656,7 +657,7 @@ def _latest_of(header, state):
 
 @_inlined
 def _note(entry, state, position, token, target, times):
-    """Note that `token` continued a state's strings at `position` and leads to `target`."""
+    """Record in a state's entry that `token` continued it at `position` and leads to `target`."""
     if state < 0:
         entry[LATEST] = position
         entry[CLONE_COUNT] += 1
@@ -670,7 +671,7 @@ def _note(entry, state, position, token, target, times):
 
 @_inlined
 def _note_known(states, state, position, token, new, link, links):
-    """Note that `token` continued a state and its shorter suffixes, for at most `links` states.
+    """Record that `token` continued a state and its shorter suffixes, in at most `links` states.
 
     `token` has followed the strings of these states before. `link` is the suffix link of the new
     prefix. An edge's count is the number of its target's earlier continuations, plus 1.
@@ -695,13 +696,13 @@ def _note_known(states, state, position, token, new, link, links):
 def _lead_to(header, arena, last, new, token, max_link_updates):
     """Give every suffix of a text its edge for `token`, and the new prefix its suffix link.
 
-    Continuations are noted along at most `max_link_updates` suffix links. Without this limit, a
+    Continuations are recorded along at most `max_link_updates` suffix links. Without this limit, a
     text that repeats one token would take longer with each repetition. States beyond the limit keep
     an older position and a lower count. Returns DONE, or a reason if the edge table is full. Once
     there is room, the whole call may be repeated.
     """
     states = header[STATES]
-    # `position` is the state before `new`, which is `last` if `new` is the first of its block.
+    # `position` is the state before `new`: `last` if `new` is the first state of its block.
     position = new - 1 if new & BLOCK_MASK != 0 else last
     state, link, left = last, np.int64(0), max_link_updates
     address = _address_of(states, last)
@@ -717,7 +718,8 @@ def _lead_to(header, arena, last, new, token, max_link_updates):
             reason = _put_edge(header, address, state, token, new, edge)
             if reason != DONE:
                 return reason
-            # The note is made here, because `_clone` below copies the count of the state it splits.
+            # The continuation is recorded before `_clone` is called below, because `_clone` may
+            # split this state and then copies its count.
             if state != 0 and left > 0:
                 _note(entry, state, position, token, new, np.int64(1))
         else:

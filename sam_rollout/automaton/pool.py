@@ -14,13 +14,13 @@ from sam_rollout.automaton import kernels
 from sam_rollout.automaton.arena import Arena, Rows
 from sam_rollout.automaton.interface import AutomatonFullError, Int32Array, Int64Array, places_of
 
-# Number of slots in an automaton's first edge table for each token to be read. Few slots suffice,
+# Number of slots per token to be read, in an automaton's first edge table. Few slots suffice,
 # because clones hold most edges of reasoning text.
 _EDGE_SLOTS_PER_TOKEN = 0.4
 
-# Number of suffix links along which a new token is noted as continuation, at least 1. Each link
-# costs a memory access per token, and many links lower acceptance: on real texts, a step yields 0.2
-# to 0.4 % fewer tokens with 8 links than with 2.
+# Number of suffix links (1 or more) along which a new token is recorded as a continuation. Each
+# link costs a memory access per token, and many links lower acceptance: on real texts, a step
+# yields 0.2 to 0.4 % fewer tokens with 8 links than with 2.
 MAX_LINK_UPDATES = 2
 
 # An automaton's first directory has room for this many blocks of prefixes, and as many of clones.
@@ -154,7 +154,10 @@ class AutomatonPool:
         return blocks * kernels.BLOCK_ENTRIES
 
     def nbytes_of_texts(self, automaton: int, tokens: Int64Array) -> Int64Array:
-        """Estimate the bytes, int64[texts], that texts of `tokens` tokens, int64[texts], take."""
+        """Estimate the bytes that each text takes, int64[texts].
+
+        `tokens`, int64[texts], has the texts' lengths.
+        """
         places = max(self.places_of_automaton(automaton), 1)
         beside = max(self.nbytes_of_automaton(automaton) - places * kernels.ENTRY_BYTES, 0)
         return places_of(tokens) * kernels.ENTRY_BYTES + tokens * beside // places
@@ -191,7 +194,7 @@ class AutomatonPool:
 
         Raises:
             IndexError: a slot is not open, or a row or length lies outside `token_ids`.
-            ValueError: a token id is negative. The rows before the wrong row have been read.
+            ValueError: a token id is negative. The rows before this row have been read.
             AutomatonFullError: an automaton would hold over 2**24 tokens.
         """
         row = 0
@@ -220,7 +223,7 @@ class AutomatonPool:
         raise ValueError(f"{place}: token {self.length(slot)} is negative")
 
     def _grow(self, slot: int, reason: int, length: int) -> None:
-        """Provide the memory that a kernel lacked while it read a text of `length` tokens."""
+        """Provide the memory that a kernel lacked to read the text in `slot` up to `length`."""
         if reason == kernels.NEED_BLOCKS:
             self._arena.provide(kernels.BLOCKS_PER_TOKEN)
             return

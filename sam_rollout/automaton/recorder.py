@@ -30,7 +30,8 @@ class TextRecorder:
         warm_up(record_rows)
         # Each slot has room for the longest text: untouched pages of zeroed memory cost nothing.
         self._texts = np.zeros((slots, max_length), np.int32)
-        # For each slot: position of the first token kept, tokens read, most tokens held so far.
+        # For each slot: position of the first token kept, number of tokens read (-1 before the
+        # first call of `record`), and maximum number of tokens held so far.
         self._spans = np.zeros((slots, 3), np.int32)
         self._written = 0  # the sum of the last column of `_spans`
         self._free = list(range(slots - 1, -1, -1))

@@ -1,4 +1,4 @@
-"""Notes which tokens were drawn or likeliest at the positions that the model scored (`Scored`)."""
+"""Records tokens that were drawn or likeliest at the positions that the model scored (`Scored`)."""
 
 from numba import types
 
@@ -18,7 +18,7 @@ _MOST_TIMES = 1 << 20
 
 @kernel(INT32, INT32, INT32, INT32, INT32, INT64, written(types.int32, 3))
 def note_draws(tokens, positions, parents, drawn, widths, rows, table):
-    """Note the tokens drawn at positions after each draft's accepted tokens (see `interface.py`).
+    """Record the tokens drawn after each draft's first wrong token, by position (`interface.py`).
 
     Args:
         rows: int64[M], each text's row of the table; -1 for texts without a row.
@@ -47,7 +47,7 @@ def note_draws(tokens, positions, parents, drawn, widths, rows, table):
 
 @kernel(INT32, INT32, INT32, INT32_2D)
 def note_likeliest(tokens, likeliest, widths, followers):
-    """Note each scored token's likeliest next token in `followers`, int32[vocab_size, 2]."""
+    """Write each scored token's likeliest next token to `followers`, int32[vocab_size, 2]."""
     size, first = followers.shape[0], 0
     for width in widths:
         last = min(first + width, tokens.size) - 1
