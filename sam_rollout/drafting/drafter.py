@@ -69,7 +69,7 @@ class SamDrafter:
         return any(source.needs_identity for source in self.sources)
 
     def hear(self, scored: Scored) -> None:
-        """Pass the positions that the model scored to all sources; see `Source.hear`."""
+        """Let all sources learn from the positions that the model scored; see `Source.hear`."""
         for source in self.sources:
             source.hear(scored)
 
@@ -134,7 +134,7 @@ class SamDrafter:
         """Read each eligible row's new tokens; if the gate is open, also draft. Return `batch`.
 
         Args:
-            token_ids: int32[R >= B, L]. Row i begins with the text of request i; it is not copied.
+            token_ids: int32[R >= B, L], not copied. Row i begins with the text of request i.
             num_tokens: int32[B], number of known tokens of each row.
             eligible: bool[B], False for rows to leave alone (prompts that are still computed).
             max_tokens: maximum number of tokens to draft for a request, one number or int[B].
@@ -194,7 +194,7 @@ class SamDrafter:
         return [piece for source in self.sources for piece in source.exchange(origin, pieces)]
 
     def wait(self) -> None:
-        """Wait until the sources' background work is done, so that replays draft the same."""
+        """Wait for the sources' background work, so that a replay does not depend on timing."""
         for source in self.sources:
             source.wait()
 

@@ -52,7 +52,7 @@ class DraftBatch:
             self.has_trees = False
 
     def rearrange(self, rows: np.ndarray) -> None:
-        """Reorder rows after the batch changed; `rows`, int[B], has old numbers, -1 if new."""
+        """Reorder rows after the batch changed; `rows`, int[B]: old numbers, -1 for new rows."""
         if self.pending:
             known = rows >= 0
             self.tokens[: len(rows)] = self.tokens[rows]
@@ -76,7 +76,7 @@ class DraftBatch:
         return Verified(sampled, *found[:, : len(num_tokens)])
 
     def clear(self, rows: int) -> None:
-        """Remove the last step's drafts, and prepare for drafts of `rows` requests."""
+        """Remove the last step's drafts; `rows` is the number of requests in the next batch."""
         self.rows = rows
         if self.pending:
             self.columns[:3].fill(0)
@@ -121,8 +121,8 @@ def _verify(token_ids, num_tokens, sampled, tokens, parents, columns, out):
         if i >= token_ids.shape[0] or end > token_ids.shape[1]:
             continue
         drafted = counts[i]
-        # The last gained token is the bonus token. It is never an accepted one, but may show that a
-        # chosen token that was not verified is right.
+        # The last gained token is the bonus token. It is never an accepted draft token, but may
+        # show that a chosen token is right although the engine did not verify it.
         right = accepted = node = 0
         while right < gained:
             child = next_node(tokens[i], parents[i], known, node, token_ids[i, start + right])
@@ -132,7 +132,7 @@ def _verify(token_ids, num_tokens, sampled, tokens, parents, columns, out):
             node = child
             right += 1
         if right == gained and node <= drafted:
-            drafted = node - 1  # the bonus token equals this token, so the engine did not verify it
+            drafted = node - 1  # the bonus token equals this draft token, which was not verified
         out_drafted[i] = drafted
         out_accepted[i] = min(accepted, gained - 1)
         out_filling[i] = filling[i]

@@ -7,9 +7,9 @@ a class. If a share p of a class's votes was right, each vote of the class has t
 -log(1 - p). The weights of votes for the same token are summed (a noisy-or). The token with the
 largest sum is drafted.
 
-Votes of texts are often wrong together, because texts copy the same passages. So if a model drafts
-too, all texts together have one vote, for the token with their largest sum. The class of this vote
-depends on the sum, and on whether the model names the same token.
+Votes of texts are often wrong together, because texts copy the same passages. So if a model also
+drafts, all texts together have one vote, for the token with their largest sum. The class of this
+vote depends on the sum, and on whether the model names the same token.
 
 A draft goes on while the next token's chance of acceptance reaches a bound, which the gate sets.
 With `sam.draft_policy: confidence`, `sam.min_confidence` is a second bound. The first token that
@@ -51,8 +51,9 @@ logger = logging.getLogger(__name__)
 
 _FLOATS, _TABLE = written(types.float64), written(types.float64, 2)
 
-# A chance's class depends on the token's position in the draft, at most _POSITIONS - 1, and on the
-# number of tokens accepted from the request's previous draft, at most _BEFORE - 1.
+# The class of a token's chance depends on two numbers beside the sum of votes: the token's position
+# in the draft (all positions from _POSITIONS - 1 on count as one), and the number of tokens
+# accepted from the request's previous draft (all numbers from _BEFORE - 1 on count as one).
 _POSITIONS, _BEFORE = 4, 3
 _CHANCE_CLASSES = voting.SUMS * _POSITIONS * _BEFORE
 _VOTES = 2  # the first column of votes in `DraftPolicy._votes`
@@ -88,7 +89,7 @@ class DraftPolicy:
         self._reached = np.zeros(_ROWS_AT_ONCE)  # chance of each row's draft so far
 
     def rearrange(self, rows: np.ndarray) -> None:
-        """Reorder rows after the batch changed; `rows`, int[B], has old numbers, -1 if new."""
+        """Reorder rows after the batch changed; `rows`, int[B]: old numbers, -1 for new rows."""
         # A new row, with the old number -1, gets some other row's votes. They do no harm, because
         # `learn` skips rows without a draft, and a draft replaces the votes.
         self._votes[: len(rows)] = self._votes[rows]
@@ -123,7 +124,7 @@ class DraftPolicy:
         return drafted
 
     def warn_of(self, unknown: int) -> None:
-        """Count `unknown` more tokens beyond the vocabulary; log a warning at the first of them."""
+        """Add to the count of tokens beyond the vocabulary; log a warning at the first of them."""
         if unknown:
             if not self.unknown_tokens:
                 logger.warning(
@@ -147,7 +148,7 @@ class DraftPolicy:
 
 @njit(nogil=True)
 def _wider(number):
-    """Return the wider class of class `number`, which has all tokens with the same sum of votes."""
+    """Return the wider class that contains class `number`: all tokens with its sum of votes."""
     return _CHANCE_CLASSES + number // (_POSITIONS * _BEFORE)
 
 
@@ -161,7 +162,7 @@ def _share(table, number):
 
 @_inlined
 def _unite(tokens, classes, origin, weights, texts, count):
-    """Append one joint vote that unites the first `texts` votes; return the number of votes."""
+    """Append a joint vote of all texts, whose votes come first; return the number of votes."""
     best, most = voting.heaviest_token(tokens, classes, weights, 0, texts)
     for n in range(texts, count):
         voting.tell_agreement(tokens, classes, weights, texts, n)
@@ -184,7 +185,10 @@ def _keep_votes(votes, i, j, tokens, classes, count):
 
 @_inlined
 def _class_of_chance(most, j, accepted):
-    """Return the class of token `j`'s chance; `accepted` is the last draft's accepted tokens."""
+    """Return the class of the chance of the token at position `j`.
+
+    `accepted` is the number of tokens accepted from the request's last draft.
+    """
     number = np.int64(min(most / voting.SUM_WIDTH, voting.SUMS - 1))
     number = number * _POSITIONS + min(j, _POSITIONS - 1)
     return number * _BEFORE + min(accepted, _BEFORE - 1)
@@ -278,7 +282,7 @@ def _draft(
 def _learn(
     judged, right, source, token_ids, length, votes, accepted, shares, weights, chances_of
 ):  # fmt: skip
-    """Count votes by class, and tokens by their chance's class; also count how many were right."""
+    """Count votes by class, tokens by the class of their chance, and how many of each are right."""
     classes_from = _VOTES + (votes.shape[2] - _VOTES) // 2
     for i in range(source.size):
         if source[i] == NO_SOURCE:

@@ -146,13 +146,13 @@ def _class_of_chance(total, rank, depth, accepted):
 
 @_inlined
 def _wider(number):
-    """Return the class of all tokens with the sum and rank of class `number`."""
+    """Return the wider class that contains class `number`: all tokens with its sum and rank."""
     return _CHANCE_CLASSES + number // (_DEPTHS * _BEFORE)
 
 
 @_inlined
 def _chance(table, number, rank, total):
-    """Estimate the share of right tokens of a class; at first it follows from the votes' sum."""
+    """Estimate a class's share of right tokens, at first from the token's rank and sum of votes."""
     wider = _wider(number)
     first = _ASSUMED_OF_OTHERS if rank > 0 else min(0.95, -np.expm1(-total))
     share = (table[1, wider] + voting.ASSUMED * first) / (table[0, wider] + voting.ASSUMED)
@@ -227,7 +227,10 @@ def _grow(
     out_columns, nodes, chances, accepted, votes, num_votes, weights, chances_of, lanes_of,
     tasks_of, lists, sums, heap, heap_chances,
 ):  # fmt: skip
-    """See `TreePolicy.draft`; a look-up finds the votes after a text or one of its draft tokens."""
+    """See `TreePolicy.draft`.
+
+    A look-up finds the votes for the next token after a row's text, or after a token of its tree.
+    """
     sources, rows = places.shape[0], budget.size
     lanes, tasks = np.int64(lanes_of.ctypes.data), np.int64(tasks_of.ctypes.data)
     asked, waiting, tokens, classes, origin = lists[0], lists[1], lists[2], lists[3], lists[4]
@@ -292,8 +295,9 @@ def _grow(
             i, parent, number, token = heap[0, 0], heap[0, 1], heap[0, 2], heap[0, 3]
             size = _drop_first(heap, heap_chances, size)
             grown = counts[i] + held_back[i]
-            # After a row's draft tokens, at most one token is held back. In a row without any, the
-            # limit is the row's budget, because `TreePolicy.learn` learns from these tokens.
+            # After a row's draft tokens, at most one token is held back. In a row without draft
+            # tokens, more tokens may be held back, up to the row's budget, because
+            # `TreePolicy.learn` learns from them.
             if grown >= budget[i] or (counts[i] > 0 and held_back[i] > 0):
                 continue
             if not 0 <= token < vocab_size:
@@ -405,7 +409,7 @@ def _chance_class(chance):
 
 @_inlined
 def _judge(i, text, gained, tokens, parents, count, state, chances, offered):
-    """Count a row's tokens in `offered`, and those that the text shows to be right.
+    """Count a row's tokens in `offered`, those that the text judges, and those that are right.
 
     `text` begins with the `gained` tokens that the step sampled. `state` is scratch space: each
     node's depth if it is right, else _WRONG or _UNKNOWN.

@@ -61,10 +61,10 @@ class Votes:
         # float64[2, classes], the number of votes of each class, and the number of right votes.
         self.shares = np.array([np.ones_like(first), first]) * _FIRST_WEIGHT
         self.weights = -np.log1p(-first)  # float64[classes], the weight of each class's votes
-        self.accepted = np.zeros(max_rows, np.int32)  # tokens accepted of each row's last draft
+        self.accepted = np.zeros(max_rows, np.int32)  # accepted tokens of each row's last draft
 
     def rearrange(self, rows: np.ndarray) -> None:
-        """Reorder rows after the batch changed; `rows`, int[B], has old numbers, -1 if new."""
+        """Reorder rows after the batch changed; `rows`, int[B]: old numbers, -1 for new rows."""
         self.accepted[: len(rows)] = np.where(rows >= 0, self.accepted[rows], 0)
 
 
@@ -110,9 +110,9 @@ def heaviest_token(tokens, classes, weights, first, stop):
 
 @_inlined
 def tell_agreement(tokens, classes, weights, texts, other):
-    """Raise the class of vote number `other` if texts vote for the same token.
+    """Increase the class number of the vote at index `other` if texts vote for the same token.
 
-    The first `texts` votes come from texts. The class rises by 1 if any of these votes is for the
+    The first `texts` votes come from texts. The number rises by 1 if any of these votes is for the
     token, and by 2 if the token has the largest sum of these votes.
     """
     best, _ = heaviest_token(tokens, classes, weights, 0, texts)
@@ -128,7 +128,7 @@ def put_lanes(i, slot, places, lanes):
     for s in range(places.shape[0]):
         if places[s, i, PLACE_KIND] != NOWHERE:
             lane = lane_at(lanes, slot + s)
-            for column in range(LANE_FIRST):  # a lane begins with the place, without its kind
+            for column in range(LANE_FIRST):  # all columns of the place except its kind
                 lane[column] = places[s, i, PLACE_HEADER + column]
             lane[LANE_FIRST] = s * CLASSES
 
