@@ -20,7 +20,7 @@ def _find() -> tuple[SourceEntry, ...]:
     return tuple(sorted(entries, key=lambda entry: entry.order))
 
 
-# Records list sources in this order. If votes weigh the same, the first source's vote wins.
+# A run's records list the sources in this order. If votes weigh the same, the earlier source wins.
 SOURCES: tuple[SourceEntry, ...] = _find()
 NAMES: tuple[str, ...] = tuple(entry.name for entry in SOURCES)
 

@@ -35,7 +35,8 @@ class Piece(NamedTuple):
     response: str  # a unique name of the response
     start: int  # number of the response's tokens before this piece
     is_last: bool  # whether the response has ended
-    is_whole: bool  # whether this is a whole response, sent at its end for another engine's folder
+    # Whether this is a whole response, sent at its end, which another engine stores in its folder.
+    is_whole: bool
     tokens: bytes  # int32, little-endian
 
     @property
@@ -52,7 +53,7 @@ class Scored(NamedTuple):
     # position repeats the last token.
     widths: Int32Array
     tokens: Int32Array  # int32[N], the token at each position
-    positions: Int32Array  # int32[N], index in the text of the position's next token
+    positions: Int32Array  # int32[N], for each position, the next token's index in the text
     # int32[N], index of each position's parent among its text's positions, -1 for the first.
     parents: Int32Array
     likeliest: Int32Array | None  # int32[N], the likeliest next token; None if not asked for
@@ -95,7 +96,7 @@ class Source:
     def locate(
         self, token_ids: Int32Array, num_tokens: Int32Array, eligible: BoolArray, places: Int64Array
     ) -> None:
-        """Read each row's new tokens, then write the place in the source's texts for its drafts.
+        """Read each row's new tokens, then write the place from which the row may draft.
 
         Args:
             token_ids, num_tokens, eligible: see `catch_up`.
@@ -134,7 +135,7 @@ class Source:
         return []
 
     def wait(self) -> None:
-        """Wait for background work; replays do so to draft the same tokens as an engine."""
+        """Wait for background work, so that a replay does not depend on timing."""
 
     def usage(self) -> Usage:
         """Report the figures that every source has."""

@@ -2,8 +2,9 @@
 
 A coupled sampler draws the token of every position with the position's own random number. A verify
 step also draws tokens for the positions after a draft's first wrong token. Later, the final token
-of such a position is drawn with the same random number, and is often the same token. Jacobi and
-Lookahead decoding (Fu et al. 2024, arXiv 2402.02057) reuse tokens like this in greedy decoding.
+of such a position is drawn with the same random number, and often equals the token drawn before.
+Jacobi and Lookahead decoding (Fu et al. 2024, arXiv 2402.02057) reuse such tokens if decoding is
+greedy.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -63,7 +64,7 @@ class PositionDraws(Source):
         self._row_of = {request_id: row for row, request_id in enumerate(self._bound)}
 
     def hear(self, scored: Scored) -> None:
-        """Note the tokens that were drawn at the scored positions."""
+        """Record the tokens that were drawn at the scored positions."""
         if scored.drawn is None:
             return
         rows = np.arange(len(scored.request_ids))
@@ -98,7 +99,7 @@ class PositionDraws(Source):
                 self._table[row] = -1
 
     def counters(self) -> Mapping[str, int]:
-        """Return the number of scored positions that were noted."""
+        """Return the number of scored positions that `hear` has received."""
         return {"draws_positions": self._heard}
 
     def usage(self) -> Usage:

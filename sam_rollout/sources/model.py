@@ -1,8 +1,9 @@
 """The source `model`: takes the drafts of the engine's own drafter, such as a draft head.
 
 The engine runs the drafter and hands over one draft per request after every step. These drafts vote
-like the texts of other sources (`drafting/policy.py`). A draft token's vote is weighed by its
-position in the draft and, if known, by the drafter's probability of it.
+like the texts of other sources (`drafting/policy.py`). The weight of a draft token's vote depends
+on the token's position in the draft and, if known, on the probability that the drafter gave to the
+token.
 """
 
 import dataclasses

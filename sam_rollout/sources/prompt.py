@@ -1,9 +1,9 @@
 """The source `prompt`: the responses to the same prompt draft from each other.
 
 On each engine, all responses to a prompt share one automaton during a training step. The automaton
-also reads the responses that other engines sample (`support/shared_texts.py`). At the first request
-with a prompt, a thread reads the responses of earlier steps from disk into a second automaton,
-which then replaces the first.
+also reads the responses that other engines sample (`support/shared_texts.py`). When the first
+request with a prompt begins, a thread reads the prompt's responses of earlier steps from disk into
+a second automaton. The second automaton then replaces the first.
 """
 
 from __future__ import annotations

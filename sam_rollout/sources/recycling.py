@@ -1,8 +1,8 @@
 """The source `recycling`: drafts the next token that the model last found likeliest.
 
 This is Token Recycling (Luo et al. 2024, arXiv 2408.08696) with chains instead of trees. For each
-token, a table keeps the likeliest next token when the model last scored the token. Rejected draft
-tokens are also scored.
+token, a table keeps the next token that was likeliest when the model last scored the token.
+Rejected draft tokens are also scored.
 """
 
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class TokenRecycling(Source):
         self._followers[:, interface.FOLLOWER] = -1
 
     def hear(self, scored: Scored) -> None:
-        """Note the likeliest token after each scored position; padding is skipped."""
+        """Record the likeliest token after each scored position; padding is skipped."""
         if scored.likeliest is not None:
             self._note(scored.tokens, scored.likeliest, scored.widths, self._followers)
 

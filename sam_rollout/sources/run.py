@@ -36,10 +36,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Shares of `max_bytes`: an automaton of size _DUE is replaced by a successor of up to _SUCCESSOR.
-# Until live requests have moved, both automata have to fit into `max_bytes`, with room for growth.
+# Two shares of `max_bytes`: an automaton that is larger than _DUE is replaced by a successor. The
+# successor begins with a size of at most _SUCCESSOR. Until live requests have moved, both automata
+# have to fit into `max_bytes`, with room for growth.
 _DUE, _SUCCESSOR = 7 / 16, 6 / 16
-# A successor also reads texts that ended while it was made, up to this share of the tokens kept.
+# A successor also reads texts that ended while it was made, up to this share of the maximum number
+# of kept tokens.
 _LATE_SHARE = 1 / 4
 _MOST_PLACES = int(LARGEST_AUTOMATON // 2 * _SUCCESSOR)  # maximum number of places in a successor
 
@@ -138,7 +140,7 @@ class RunTexts(GroupedTexts[str]):
         return TRAIN_SPLIT if identity is None else identity.split
 
     def bind(self, request_ids: Sequence[str], identities: Identities) -> None:
-        """Learn the rows; at the first training request, a thread begins to read older texts."""
+        """Learn each request's row; at the first training request, begin to read older texts."""
         super().bind(request_ids, identities)
         if not self._has_asked and self._responses.keeps:
             steps = [one.step for one in identities if one is not None and is_of_training(one)]

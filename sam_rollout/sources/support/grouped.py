@@ -35,8 +35,8 @@ class GroupedTexts(LiveTexts, Generic[Key]):
     A new group may replace a group, and live requests then move to the new one (`text_moves.py`).
     If an automaton has reached the largest possible size, its group is given up. The group's
     requests then draft nothing from this source until they end, because reading a long text again
-    would delay a step. Groups are also given up after a step that exceeds `max_bytes`: first the
-    replaced groups, then the groups that have been absent from the batch longest.
+    would delay a step. Groups are also given up after a step, if memory exceeds `max_bytes`:
+    first the replaced groups, then the groups that have been absent from the batch longest.
     """
 
     needs_identity = True
@@ -45,7 +45,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         super().__init__(limits)
         self._max_bytes = max_bytes
         self._responses = responses
-        self._groups: OrderedDict[Key, Group[Key]] = OrderedDict()  # the longest absent is first
+        self._groups: OrderedDict[Key, Group[Key]] = OrderedDict()  # longest absent first
         self._replaced: list[Group[Key]] = []  # groups whose live requests still have to move
         self._group_of: dict[str, Group[Key]] = {}  # live request -> its group
         self._given_up: set[Key] = set()
@@ -98,7 +98,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
             self._leave(request_id)
 
     def usage(self) -> Usage:
-        """Report the pool's figures; `bytes` is all memory, and a moving request counts as one."""
+        """Report the pool's figures; `bytes` is all memory, and a moving request counts once."""
         return super().usage()._replace(live_requests=len(self._group_of), bytes=self._nbytes)
 
     @property

@@ -41,7 +41,7 @@ class LiveTexts(Source):
     def locate(
         self, token_ids: Int32Array, num_tokens: Int32Array, eligible: BoolArray, places: Int64Array
     ) -> None:
-        """Read the rows' new tokens; write to `places` where automata continue the rows' texts."""
+        """Read the rows' new tokens; write the places from which the rows may draft."""
         self.catch_up(token_ids, num_tokens, eligible)
         self.pool.place_rows(self._active, places)
 

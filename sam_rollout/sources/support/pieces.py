@@ -28,7 +28,7 @@ def to_bytes(tokens: Int32Array) -> bytes:
 def whole_response(
     identity: RequestIdentity, name: str, prompt_ids: Sequence[int], response_ids: Sequence[int]
 ) -> Piece:
-    """Make a piece of a whole response and the end of its prompt; `name` has to be unique."""
+    """Make a piece that holds the end of a prompt and a whole response; `name` has to be unique."""
     from sam_rollout.automaton.recorder import CONTEXT  # this import is slow
 
     tokens = np.array([*prompt_ids[-CONTEXT:], *response_ids], np.int32)

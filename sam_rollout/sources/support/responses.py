@@ -1,8 +1,9 @@
 """Records an engine's responses: in memory while they are sampled, on disk after they have ended.
 
 One recorder and one folder serve all sources (`text_store.py`). Only responses of training steps
-are written to the folder, at the end of each step. A separate thread does all disk work. After a
-disk error, the folder is not used any more, and drafting goes on with the texts in memory.
+are written to the folder, at the latest at the end of each step. A separate thread does all disk
+work. After a disk error, the folder is not used any more, and drafting goes on with the texts in
+memory.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class Responses:
     def bind(
         self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
     ) -> None:
-        """Note which request is in which row; see `Source.bind` for the arguments."""
+        """Learn which request is in which row; see `Source.bind` for the arguments."""
         for row, (request_id, identity) in enumerate(zip(request_ids, identities, strict=True)):
             if request_id not in self._live and identity is not None:
                 slot = self._recorder.open(identity.prompt_tokens)
@@ -171,7 +172,7 @@ class Responses:
         self.settle()
 
     def settle(self) -> None:
-        """Note which disk tasks are done, and whether a write failed."""
+        """Remove finished disk tasks; stop using the disk if a write failed."""
         while self._waiting and self._waiting[0][0].done():
             future, nbytes = self._waiting.popleft()
             self._waiting_bytes -= nbytes

@@ -1,8 +1,9 @@
 """Exchanges siblings' texts with other engines.
 
-The automata read a few of the received tokens in each engine step. The numbers of texts that wait
-to be sent and to be read are limited; surplus texts are dropped. Waiting texts count towards
-`max_bytes`, and are dropped before any automaton is given up for lack of memory.
+Two queues have limited lengths: ended texts wait to be sent, and received texts wait to be read.
+Surplus texts are dropped. The automata read a few of the received tokens in each engine step.
+Waiting texts count towards `max_bytes`, and are dropped before any automaton is given up for lack
+of memory.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ Place = tuple[GroupKey, int | None]  # a group, and its automaton once it has on
 TOKENS_PER_STEP = 512
 # Maximum number of other engines' texts that may wait to be read or continued.
 MOST_TEXTS = 1024
-# Shares of the memory for siblings. Texts that wait to be sent may take _WAITING_SHARE, and texts
-# that wait to be read as much. While waiting texts and automata together exceed _READING_SHARE,
-# other engines' texts are not read.
+# Shares of the memory for siblings. Texts that wait to be sent may take the share _WAITING_SHARE,
+# and texts that wait to be read may take an equal share. While automata and received texts together
+# exceed _READING_SHARE, other engines' texts are not read.
 _WAITING_SHARE, _READING_SHARE = 1 / 8, 3 / 4
 
 
@@ -45,7 +46,7 @@ class OwnTexts:
     def __init__(self, responses: Responses) -> None:
         self._responses = responses
         self.room = 0  # maximum number of ended texts that wait; beyond it, the oldest are dropped
-        self._sent: dict[str, tuple[str, int]] = {}  # request -> response's name, tokens sent
+        self._sent: dict[str, tuple[str, int]] = {}  # request -> name, number of tokens sent
         self._ended: deque[Piece] = deque()  # last pieces of ended texts, not yet handed out
         self._made = 0
         self.nbytes = 0  # memory of `_ended`
@@ -96,7 +97,7 @@ class SharedTexts:
 
     Args:
         max_bytes: memory for all texts of siblings, from this engine and others.
-        responses: the record of the engine's responses; it also gets other engines' whole
+        responses: the record of the engine's responses; it also keeps other engines' whole
             responses.
         place_of: maps a piece to its group and automaton, or to None if the piece is not wanted.
         keep_ended: called with the group and tokens of a text that has ended and was read.
@@ -123,9 +124,9 @@ class SharedTexts:
         self._make(room=0)
 
     def _make(self, room: int) -> None:
-        """Allocate rows for `room` texts that wait to be read, one row each."""
+        """Allocate a row for each text that may wait to be read; `room` limits their number."""
         rows = min(MOST_TEXTS, room)
-        # Room for the longest texts: untouched pages of zeroed memory cost nothing.
+        # Each row has room for the longest text: untouched pages of zeroed memory cost nothing.
         self._texts = np.zeros((rows, self._limits.max_model_len), np.int32)
         self._touched = np.zeros(rows, np.int32)  # maximum number of tokens that the row has held
         self._known = np.zeros(rows, np.int32)  # tokens that the row holds

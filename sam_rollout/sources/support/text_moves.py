@@ -19,12 +19,13 @@ from sam_rollout.automaton.interface import Int32Array, places_of
 if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool
 
-# Maximum number of tokens that an engine step reads from live texts, and again from ended texts.
+# An engine step reads at most this number of tokens from live texts, and at most the same number
+# from ended texts.
 TOKENS_PER_STEP = 2048
 
 
 class MovingTexts:
-    """Keeps the slots of moving requests in new automata until their whole texts are read."""
+    """Keeps the slots that moving requests have in new automata, until their texts are read."""
 
     def __init__(self, pool: AutomatonPool) -> None:
         self._pool = pool
@@ -96,7 +97,7 @@ class MovingTexts:
         return [(row, *self._slots.pop(request_ids[row])) for row in rows[done].tolist()]
 
     def _read_ended(self) -> None:
-        """Read more of the ended texts, in order; each text's tokens count as whole blocks."""
+        """Read more of the ended texts, in order; tokens read of a text count as whole blocks."""
         room = TOKENS_PER_STEP
         while self._ended and room > 0:
             text, slot, _ = self._ended[0]

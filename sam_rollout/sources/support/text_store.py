@@ -1,8 +1,8 @@
 """Keeps ended responses on disk, in a folder that several engines may write and read.
 
-The folder holds files of several responses. A file is written under another name, renamed, and then
-never changed. When the folder is full, the oldest files are deleted. Only one process writes at a
-time, under a lock, which the system releases when the process dies.
+The folder holds files of several responses. A file is written under a temporary name, renamed, and
+then never changed. When the folder is full, the oldest files are deleted. Only one process writes
+at a time, under a lock, which the system releases when the process dies.
 
 All methods may block on the disk.
 """
@@ -82,7 +82,7 @@ class TextStore:
         self._files: dict[
             str, np.ndarray
         ] = {}  # the files that `refresh` found, with their indexes
-        self._names: list[str] = []  # of `_files`
+        self._names: list[str] = []  # the names in `_files`, in order
         self._places = np.zeros(0, _ENTRY)  # entries of all texts, by group and then by step
         self._groups = self._places["group"]
         self.refused = 0  # number of responses that were left out, and of damaged files
