@@ -1,8 +1,8 @@
 """Draws tokens by the Gumbel-max trick, which couples draws from similar distributions.
 
-The token with the largest log p + g is drawn, where each token has its own Gumbel noise g. The
-noise depends only on the response's key, the position and the token's id. A draw from another
-distribution with the same noise often gives the same token (Daliri, Musco, Suresh, arXiv
+Each token has a probability p and its own Gumbel noise g. The token with the largest log p + g is
+drawn. The noise depends only on the response's key, the position and the token's id. A draw from
+another distribution with the same noise often gives the same token (Daliri, Musco, Suresh, arXiv
 2408.07978).
 """
 
@@ -28,7 +28,7 @@ _HAS_TRITON = find_spec("triton") is not None
 def draw_gumbel(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
     """Draw one token per row with Gumbel noise.
 
-    No token whose logit is minus infinity is drawn if the row holds a finite logit.
+    A token whose logit is minus infinity is drawn only if the row holds no finite logit.
 
     Args:
         logits: float32 [rows, vocabulary], log-probabilities up to a constant per row.

@@ -1,12 +1,12 @@
 """Draws with Gumbel noise on a CPU, in one pass over the logits with hardly any logarithms.
 
 A token with logit z beats the best score so far if its exponential number e is below exp(z - best).
-The number e is at least u, the uniform number from which e is computed. So a token loses unless u
-is below an upper bound of exp(z - best). To find such a bound, write exp(z - best) as 2**x. A
+The number e is at least u, the uniform number from which e is computed. So a token loses if u is at
+or above an upper bound of exp(z - best). To find such a bound, write exp(z - best) as 2**x. A
 straight line between the values of 2**x at the integers below and above x lies above 2**x. To
-compute its value, take x plus the bias of a float's exponent as a fixed-point number with 23
-fraction bits, and read its bits as a float. This cheap test rejects most tokens. Only for the
-remaining tokens, about ten per row, e is computed in double precision.
+compute the line's value at x, write x plus the bias of a float's exponent as a fixed-point number
+with 23 fraction bits, and read the bits of this number as a float. This cheap test rejects most
+tokens. Only for the remaining tokens, about ten per row, e is computed in double precision.
 """
 
 import contextlib
@@ -29,10 +29,11 @@ THREAD_TOKENS = 1 << 21  # a thread gets at least this many logits, some ms of w
 MIX_1, MIX_2 = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
 UNIT = (1 - 2.0**-24) * 2.0**-31
 _UNIT_32 = np.float32(UNIT)
-_PER_NAT = np.float32(2.0**23 / math.log(2))  # growth per nat of a float's bits, read as an integer
+# A float's bits, read as an integer, grow by about this number if the float's logarithm grows by 1.
+_PER_NAT = np.float32(2.0**23 / math.log(2))
 # The bits of 1.0, plus a margin for rounding. A token whose logit is more than 88 nats below the
 # best score cannot win. For every other token, rounding one operation or constant changes `fixed`
-# (in `_may_win`) by 64 at most.
+# (in `_may_win`) by no more than 64.
 _ONE = np.float32(127 * 2**23 + 512)
 _LARGEST = np.float32(254 * 2**23)
 
@@ -97,7 +98,7 @@ def _below(score: Any) -> Any:
 
 @numba.njit(inline="always")
 def _may_win(logit: Any, best: Any, number: Any) -> Any:
-    """Return whether a token passes the cheap test; no token that beats the best score fails."""
+    """Return whether a token passes the cheap test; each that beats the best score passes."""
     fixed = (logit - best) * _PER_NAT + _ONE
     fixed = fixed if fixed > np.float32(0) else np.float32(0)  # NaN becomes 0, too
     fixed = fixed if fixed < _LARGEST else _LARGEST

@@ -19,7 +19,7 @@ BLOCK = 512  # tokens per block; near the square root of a large vocabulary
 def draw_tokens(probabilities: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
     """Draw one token per row by inverting the row's cumulative distribution.
 
-    No token of probability zero is drawn if the row holds a positive probability.
+    A token of probability zero is drawn only if the row holds no positive probability.
 
     Args:
         probabilities: float32 [rows, vocabulary], not negative. A row may sum to less than one, but
@@ -88,7 +88,7 @@ def _search(
 
 
 def _scale(bits: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """Return ``floor(u * total)`` without overflow, where 44 random bits make u in [0, 1)."""
+    """Return ``floor(u * total)`` without overflow; u in [0, 1) is made of 44 random bits."""
     mask = (1 << _RANDOM_BITS) - 1
     high = logical_shift(bits, 64 - _RANDOM_BITS)
     low = (bits >> (64 - 2 * _RANDOM_BITS)) & mask

@@ -48,7 +48,7 @@ class DraftLayout:
 
     @cached_property
     def is_draft(self) -> torch.Tensor:
-        """Whether each request has an n-th draft token, bool [batch, max_drafts]."""
+        """True where a request has a draft token, bool [batch, max_drafts]."""
         return self._places[:-1] < self.counts.unsqueeze(1)
 
     def spread(self, drafts: torch.Tensor, fill: int | float) -> torch.Tensor:

@@ -15,8 +15,8 @@ from sam_rollout.verification.gumbel import gumbel_noise
 from sam_rollout.verification.uniforms import keyed_bits
 
 # For each dtype, the largest distance from a tie that rounding can explain. The distance is the
-# difference between two log-probabilities with noise added. For draws by inversion, it is the
-# distance between the random number and the interval of the token that is farther away.
+# difference between two log-probabilities with noise added. For draws by inversion, each token has
+# an interval, and the distance is how far the random number lies from the farther interval.
 TIE = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.02}
 RANDOM_BITS = 44  # number of a position's 64 random bits that a draw by inversion uses
 GREEDY, GUMBEL, INVERSION = "greedy", "gumbel", "inversion"  # ways to draw
@@ -33,9 +33,9 @@ def distance_from_tie(
 ) -> float:
     """Return how far a position is from a tie of two tokens; compare the result with ``TIE``.
 
-    For ``GREEDY`` and ``GUMBEL``, the distance is the highest log-probability of all tokens minus
-    the lower log-probability of the two tokens. For ``GUMBEL``, noise is first added to all
-    log-probabilities. For ``INVERSION``, see ``distance_of_draw``.
+    For ``GREEDY`` and ``GUMBEL``, the distance is the highest log-probability in the vocabulary
+    minus the lower one of the two tokens' log-probabilities. For ``GUMBEL``, noise is first added
+    to all log-probabilities. For ``INVERSION``, see ``distance_of_draw``.
 
     Args:
         tokens: The tokens of both texts at the position. If a text has ended, its token is None,
