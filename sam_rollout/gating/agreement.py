@@ -1,8 +1,8 @@
 """Finds one budget for all engines that share experts (docs/gating.md).
 
 These engines compute every layer together, so the proposal of the busiest engine applies to all of
-them. The engines exchange their reports on a step at the start of the next step, so no engine waits
-for a report.
+them. The engines exchange their reports on a step at the start of the next step, together with
+numbers that vLLM exchanges there anyway. So no engine waits for a report.
 """
 
 import logging
@@ -76,7 +76,8 @@ class AgreedGate(Gate):
         consecutive = exchanges == self._exchanges + 1
         self._fresh = exchanges > self._exchanges
         self._exchanges = exchanges
-        self._leader = None  # if several engines are the busiest, the first of their reports
+        # The busiest engine's report; among equally busy engines, the first one's.
+        self._leader = None
         busy = reports[reports[:, _ROWS] > 0]
         if self._fresh and len(busy):
             self._leader = Report(*busy[busy[:, _ROWS].argmax()].tolist())
@@ -127,7 +128,7 @@ class AgreedGate(Gate):
         return self._fallback.budget(rows, whole=whole)
 
     def drain(self) -> dict[str, float]:
-        """Return the gate's counts; counts of decisions are those of the applied decisions."""
+        """Return the gate's counts; decisions are counted as applied, not as proposed."""
         report = self._gate.drain()
         if "gate/trials" in report:
             report |= {"gate/trials": self._trials, "gate/open_trials": self._open_trials}

@@ -39,8 +39,8 @@ _STALE = 512  # steps after which the time of a cell has to be measured again
 _ASK_AGAIN, _ASK_AT_LEAST_EVERY = 32, 128
 # The lead that a draft shape needs to replace the other shape: a chain's lead, and a tree's lead.
 _SHAPE_LEADS = 1.01, 1.05
-# Learning from a step takes microseconds (benchmarks/gate.py). So the gate learns from only one in
-# _LOOK_EVERY familiar steps. With few requests, it learns from a larger part of them.
+# Learning from a step prolongs the step by microseconds (benchmarks/gate.py). So the gate learns
+# from only one in _LOOK_EVERY familiar steps. With few requests, it learns from more of them.
 _LOOK_EVERY = 4
 _FAMILIAR = 16  # a step is familiar if its cell has this number of measured steps
 _COUNTED = (
@@ -83,7 +83,8 @@ class AutoGate(Gate):
         self._ask_again = _ASK_AGAIN
         self._last_ns = 0
         self._context = 0  # tokens of all requests after the last step that the gate learned from
-        self._unseen = self._to_skip = 0  # steps skipped since that step, and steps still to skip
+        # Number of steps skipped since the gate last learned, and number of steps still to skip.
+        self._unseen = self._to_skip = 0
         self._passed_s = 0.0  # time of all steps, without interruptions
         self._meter = LoadMeter()
         self._whole = False  # whether each step has 0 or k draft tokens per request (with padding)
@@ -145,8 +146,9 @@ class AutoGate(Gate):
     def _measure(self, made: DecidedStep, context: int, seconds: float, stands_for: int) -> None:
         """Learn the time of a step that computed no prompt.
 
-        `context` is the number of all requests' tokens before the step. `stands_for` is one more
-        than the number of skipped steps before it. The skipped steps count with the same time.
+        `context` is the number of all requests' tokens before the step. `stands_for` counts the
+        step itself and the skipped steps just before it. A skipped step counts with the time of
+        this step.
         """
         rows, draft_tokens = made.load.rows, made.load.draft_tokens
         if made.trial:
@@ -167,7 +169,7 @@ class AutoGate(Gate):
         self._counts["measured_tokens"] += made.load.tokens
 
     def _lose(self, seconds: float) -> None:
-        """Add to the lost time, up to a bound, because a step may contain a long pause."""
+        """Add `seconds` to the lost time, but not more than a bound: a step may contain a pause."""
         self._lost_s += min(max(0.0, seconds), self._k * self._expected[self._best])
 
     def _expect(self, made: DecidedStep, context: int) -> float:
@@ -248,8 +250,9 @@ class AutoGate(Gate):
     ) -> tuple[list[float], list[float], list[float]]:
         """Return a step's expected draft tokens, its time, and the time per token, by level.
 
-        The time per token is that of one request. `context` is the number of all requests' tokens.
-        `by_shape` holds the offers per request for shape number `first` and the following shapes.
+        The time per token is the time in which one request gains a token. `context` is the number
+        of all requests' tokens. `by_shape` holds the offers per request for shape number `first`
+        and the following shapes.
         """
         tokens, weights = [self._filling * rows], []
         sizes, shapes, accepted = list(tokens), [0], [0.0]
@@ -346,7 +349,8 @@ class AutoGate(Gate):
             return best
         level = 1 + shape * _CLASSES + (best - 1) % _CLASSES
         accepted = self._accepted(level)
-        if shape:  # a tree contains the chain with the same minimum chance, so it yields as much
+        # A tree contains the chain with the same minimum chance, so it yields at least as much.
+        if shape:
             share = self._may_draft[shape] / (self._may_draft[1 - shape] or 1.0)
             accepted = max(accepted, share * self._accepted(best))
         gained_s = self._decided_for * (1 + accepted) * self._fair_s_per_token
@@ -368,7 +372,7 @@ class AutoGate(Gate):
         return self._may_draft[shape] * accepted
 
     def _can_pay(self, level: int) -> bool:
-        """Return whether a level is below the best, or would pay at half its additional time."""
+        """Return whether a level is below the best, or would pay if its extra time were halved."""
         best = self._best
         tokens = (1 + self._accepted(level)) / (1 + self._accepted(best))
         return level < best or tokens > (1 + self._expected[level] / self._expected[best]) / 2

@@ -27,9 +27,10 @@ _ROWS = 256
 _STEPS = 16
 _JUDGED = 2048  # when a class has this number of judged tokens, its counts are halved
 _BELIEVED = 16.0  # the drafter's own estimate counts like this number of judged tokens
-# A look is a step in which a closed gate has drafts made and counted, but hands none over. A class
-# is learned anew if looks find more right tokens than expected, by _DEVIATIONS standard deviations
-# plus _MORE tokens. When looks have _LOOKED_AT judged tokens of a class, their counts are halved.
+# A look is a step for which drafts are made and counted, but not handed over to the engine, because
+# the gate is closed. A class is learned anew if looks find more right tokens than expected, by
+# _DEVIATIONS standard deviations plus _MORE tokens. When looks have _LOOKED_AT judged tokens of a
+# class, the looks' counts of this class are halved.
 _LOOKED_AT = 32
 _DEVIATIONS, _MORE = 4.0, 2.0
 
@@ -54,8 +55,8 @@ class Calibration:
     def look(self, offered: Offered) -> None:
         """Learn from a look of a closed gate; called after `observe`.
 
-        If a class of draft tokens has improved, only the counts of looks are kept for this class.
-        Otherwise the counts of many earlier wrong tokens would outweigh them.
+        If a class of draft tokens has improved, only the counts of looks are kept for this class,
+        because the counts of many earlier wrong tokens would outweigh them.
         """
         self._looks += offered.tokens[1:]
         judged, right, _ = self._looks
@@ -110,7 +111,7 @@ class Supply:
             spread[i] += weight * ((1 - weight) * rows * total * total - spread[i])
 
     def heir(self) -> Supply:
-        """Return a supply for another octave, which starts from these offers and adapts fast."""
+        """Return a supply for another octave; it starts from these offers and adapts fast."""
         heir = Supply(self._calibration)
         heir._tokens, heir._spread = self._tokens.copy(), self._spread.copy()
         heir.rows = min(self.rows, _ROWS / 4)

@@ -20,10 +20,10 @@ class Gate:
 
     is_trial = False  # whether the last budget was chosen only to learn from the step
     least_chance = 0.0  # a draft ends before a token with a lower chance of acceptance
-    shape = 0  # index of the shape to draft in `SamDrafter.shapes`
+    shape = 0  # the shape to draft, as an index into `SamDrafter.shapes`
 
     def next_budget(self, step: EngineStep, *, whole: bool = False, room: bool = True) -> int:
-        """Take in a step, and decide on the next one; arguments as for `budget`."""
+        """Learn from a step, and decide on the next step; arguments as for `budget`."""
         self.observe(step)
         return self.budget(len(step.verified.sampled), whole=whole, room=room)
 
@@ -58,7 +58,7 @@ class ScheduleGate(Gate):
         self._k = k
 
     def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
-        """Return the budget in the schedule for `rows` requests; with `whole`, return 0 or k."""
+        """Return the schedule's budget for this number of requests; with `whole`, return 0 or k."""
         if rows < 1:
             return 0
         budget = self._budgets[bisect.bisect_left(self._bounds, rows)]

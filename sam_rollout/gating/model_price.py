@@ -13,11 +13,11 @@ _LEAD = 1.02  # a way to draft replaces the other way if it is faster by this fa
 # A trial has at least _TRIAL_STEPS steps and _TRIAL_ROWS requests (a request counts once per step).
 _TRIAL_STEPS, _TRIAL_ROWS = 32, 256
 _FIRST_WAIT, _LONGEST_WAIT = 256, 8192  # steps between two trials: at first, and at most
-# The first _SETTLING steps after a change of the way to draft are not measured, because an engine
-# that schedules a step ahead verifies the first drafts of the new way only in the fourth step.
+# The first _SETTLING steps after a change of the way to draft are not measured. The reason is that
+# an engine that schedules a step ahead verifies the first drafts of the new way in the fourth step.
 _SETTLING = 3
 _FORGOTTEN = 1 / 512  # share of earlier measurements that each new step replaces
-_PAUSE = 4.0  # a step is not measured if it takes more than this factor times the usual time
+_PAUSE = 4.0  # a step is not measured if its time exceeds the usual time by this factor
 _CLOSED = 256  # after this number of successive steps with a closed gate, texts alone are tried
 
 TEXTS, MODEL = 0, 1
@@ -48,7 +48,10 @@ class ModelPrice:
         self._closed = 0  # successive steps with a closed gate
 
     def observe(self, step: EngineStep, *, is_open: bool) -> None:
-        """Learn from a step, in which the gate was open or not; choose for the next step."""
+        """Learn from a step; choose whether the draft model runs in the next step.
+
+        `is_open` says whether the gate was open for the step.
+        """
         seconds, self._last_ns = (step.now_ns - self._last_ns) * 1e-9, step.now_ns
         rows = len(step.verified.sampled)
         if not rows:

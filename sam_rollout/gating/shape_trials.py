@@ -2,7 +2,8 @@
 
 Trials (single steps) come in series. A series is over when offers (tokens that could be drafted)
 are known from `LOOK_ROWS` requests, or when `_MOST_ROWS` requests took part. Each wait for the next
-series is twice as long as the wait before, until the shape in use changes.
+series is twice as long as the wait before, up to `_AT_LEAST_EVERY` steps. After a change of the
+shape in use, the wait is short again.
 """
 
 from sam_rollout.gating.draft_supply import Supply
@@ -17,14 +18,15 @@ class ShapeTrials:
 
     def __init__(self) -> None:
         self._begun_at, self._again = 0, _AGAIN
-        # Number of requests in this series' trials that may have drafts of the tried shape.
+        # How many requests took part in this series. Only requests that may have drafts of the
+        # tried shape are counted.
         self._rows = 0.0
         # The offers found in this series. They replace the shape's earlier offers once they come
-        # from `LOOK_ROWS` requests. None in the first series, which adds to the earlier offers.
+        # from `LOOK_ROWS` requests. If this is None, new offers are added to the earlier offers.
         self.fresh: Supply | None = None
 
     def is_over(self, known: Supply) -> bool:
-        """Return whether no series is under way; `known` are the shape's earlier offers."""
+        """Return whether no series is under way; `known` holds the shape's earlier offers."""
         told = self.fresh or known
         return told.rows >= LOOK_ROWS or self._rows >= _MOST_ROWS
 
@@ -33,12 +35,15 @@ class ShapeTrials:
         return step - self._begun_at >= self._again
 
     def begin(self, step: int, fresh: Supply | None) -> None:
-        """Begin a series, whose offers are added to `fresh`; if None, to the earlier offers."""
+        """Begin a series; its offers go to `fresh` or, if that is None, to the earlier offers."""
         self._begun_at, self._rows, self.fresh = step, 0, fresh
         self._again = min(2 * self._again, _AT_LEAST_EVERY)
 
     def count(self, rows: float) -> None:
-        """Count a trial in which `rows` requests may have drafts of the tried shape."""
+        """Count a trial.
+
+        `rows` is the number of its requests that may have drafts of the tried shape.
+        """
         self._rows += rows
 
     def changed(self, step: int) -> None:

@@ -1,4 +1,4 @@
-"""The data about an engine step that a gate gets."""
+"""The data that a gate gets about an engine step."""
 
 from typing import NamedTuple
 
@@ -22,7 +22,8 @@ class StepLoad(NamedTuple):
 class DecidedStep(NamedTuple):
     """A step's load, and the decision that was made for it."""
 
-    # If engines decide together, the busiest engine's load, `steady` only if all loads are.
+    # If engines decide together, this is the busiest engine's load. Its field `steady` is then true
+    # only if the loads of all engines are steady.
     load: StepLoad
     budget: int
     trial: bool  # whether the step was made only to learn from it

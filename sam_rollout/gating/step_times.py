@@ -26,7 +26,8 @@ _MEMORY = 2000  # number of steps after which a step's weight in the line has fa
 _CELL_MEMORY = 64  # a cell's sums are halved when it has this number of steps
 _FIT_EVERY = 64
 _FIRST_FITS = (8, 16, 32)  # the first fits are made after these numbers of steps
-_WARM_UP = _FIRST_FITS[0]  # number of steps before times are expected and outliers are left out
+# From this number of steps on, `expect` can be used, and outliers are left out.
+_WARM_UP = _FIRST_FITS[0]
 _OUTLIER = 2.0  # a step is an outlier if its time differs from the expected time by this factor
 # Number of steps after which a cell is known. In unknown cells, times may be far from expectations.
 _KNOWN = 4
@@ -36,12 +37,15 @@ _OLD = 256
 _PATIENCE = 16  # after this number of outliers in a row, everything is learned anew
 _SPEED_RATE = 1 / 32
 # A cell's ratio is mixed with the ratio of all cells with the same number of requests and the same
-# draft shape, which weighs like _BORROWED steps. In the same way, the ratio of a shape is mixed
-# with the ratio over all shapes, and that ratio with 1.
+# draft shape. This second ratio weighs like _BORROWED steps. In the same way, the ratio of a shape
+# is mixed with the ratio over all shapes, and that ratio with 1.
 _BORROWED = 2.0
-_FARTHEST = 8.0  # a cell's times differ from the line by this factor at most
+# Limit for the factor between a cell's times and the line. In an unknown cell, a step is an outlier
+# only if its time differs from the expected time by this factor.
+_FARTHEST = 8.0
 _COLUMNS = 2  # number of cells between n and n + 1 draft tokens per request
-_ROWS_APART = 9 / 8  # in large batches, largest ratio of two numbers of requests in one cell
+# In large batches, numbers of requests that share a cell differ by no more than this factor.
+_ROWS_APART = 9 / 8
 
 
 class StepTimes:
@@ -80,7 +84,7 @@ class StepTimes:
 
     @property
     def ready(self) -> bool:
-        """Whether enough steps were measured to expect a step's time."""
+        """Whether enough steps were measured, so that `expect` can be used."""
         return self._steps >= _WARM_UP
 
     def load_of(
@@ -102,7 +106,7 @@ class StepTimes:
         """Return the expected times in seconds of steps that differ only in their drafts.
 
         `context` is the number of all requests' tokens. `draft_tokens` and `shapes` have one entry
-        for each step. In the first step the gate is closed.
+        for each step. The first entry stands for a step with a closed gate.
         """
         a, b, c, d = self._line
         bin_ = self.bin_of[rows]
@@ -205,7 +209,7 @@ class StepTimes:
 
 
 def _bins(max_rows: int) -> list[int]:
-    """Map numbers of requests to cells; each small number has its own, large ones share cells."""
+    """Return the cell of each number of requests; only large numbers share a cell with others."""
     bins, bound, number = [0], 1.0, 0
     for rows in range(1, max_rows + 1):
         if rows > bound:

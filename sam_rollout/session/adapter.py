@@ -20,7 +20,10 @@ class Requests(Protocol):
         """Ids of all requests that have not ended, preempted ones included."""
 
     def identity(self, request_id: str) -> RequestIdentity | None:
-        """Return a live request's identity; called when it joins a batch, if a source needs it."""
+        """Return a live request's identity.
+
+        Called when the request joins a batch, if a source needs identities.
+        """
 
     def takes(self, request_id: str, shape: str) -> bool:
         """Return whether a live request may have drafts of a shape (chain or tree)."""
@@ -31,9 +34,9 @@ class EngineHooks:
     """Functions and properties of an engine that its `DraftSession` uses in every step.
 
     Attributes:
-        graph_of: returns the kind of graph that a step would run in, for `sam.pad_drafts`.
+        graph_of: returns the kind of graph that a step would run in; `sam.pad_drafts` needs it.
         sampler_us: returns the microseconds that the host spent in samplers since the last call.
-        heard: returns the positions that the model scored since the last call, or None. Its
+        heard: returns the positions that the model scored since the last call, or None. The
             argument says whether the gate is open.
         made: returns a draft model's drafts for this step (arguments of `Source.receive`), or None.
         made_after: number of steps from the step in which `DraftSession.wants_made` becomes true

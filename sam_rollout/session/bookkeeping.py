@@ -79,7 +79,7 @@ class Bookkeeping:
         }
 
     def _columns(self) -> dict[str, list[Any]]:
-        """Return one column per field of a step's record, and `noted_s` (CLOCK_MONOTONIC)."""
+        """Return a column for each of `NOTE_COLUMNS`, and the steps' times (CLOCK_MONOTONIC)."""
         notes, self._notes = self._notes, []
         if not notes:
             return {name: [] for name in ("noted_s", *NOTE_COLUMNS)}
@@ -108,6 +108,6 @@ class Bookkeeping:
 
 
 def _lists(table: np.ndarray, drafted: np.ndarray) -> list[list[int]]:
-    """Return each step's row of a table as a list, empty if the step verified no drafts."""
+    """Return a table's rows, one per step, as lists; empty for steps that verified no drafts."""
     both = zip(table.tolist(), drafted.tolist(), strict=True)
     return [row if known else [] for row, known in both]

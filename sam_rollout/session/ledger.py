@@ -1,7 +1,7 @@
 """Counts drafted and accepted tokens per request, per step, and by the length of the context.
 
 Padding tokens (``padding.py``) are not counted as draft tokens. They follow a request's draft
-tokens, so a request's first accepted tokens are draft tokens.
+tokens, so accepted draft tokens come before accepted padding tokens.
 """
 
 from collections.abc import Container
@@ -23,10 +23,11 @@ REQUESTS, TOKENS, KEPT, FILLING, KEPT_FILLING, BY_PLACE = range(6)
 
 
 class RequestLedger:
-    """Keeps totals per request, and counts by length of the context since the last drain.
+    """Keeps totals per request and, since the last drain, counts by length of the context.
 
     Attributes:
-        step: int64 [5 + k + 2 * sources], the sums of the last step that was added (``BY_PLACE``).
+        step: int64 [5 + k + 2 * sources], the sums of the step that was added last. Their indices
+            are ``REQUESTS`` to ``BY_PLACE``.
     """
 
     def __init__(self, limits: Limits, sources: int) -> None:
@@ -78,7 +79,7 @@ class RequestLedger:
         self._filling += self.step[FILLING:BY_PLACE]
 
     def offer(self, rows: np.ndarray | None) -> None:
-        """Set the requests that may draft in the next step: bool [batch], or None if none may."""
+        """Say which requests may draft in the next step, as bool [batch]; None means no request."""
         if rows is not None:
             self._offered[: len(rows)] = rows
         elif self._anything_offered:

@@ -24,7 +24,7 @@ class MadeDrafts:
         self._expected, self._trains = config.enabled, config.trains
         self._made, self._made_after = hooks.made, hooks.made_after
         self._price = price
-        self._asked = 0  # number of successive steps, up to the last, that wanted drafts
+        self._asked = 0  # for how many steps in a row, the last one included, drafts were wanted
         self._lacking = False  # whether the model's drafts are missing, but may come later
         self._looks_ahead = 0  # steps in which the model still runs for a look
 

@@ -40,9 +40,10 @@ NO_PADDING = "no step"  # how `DraftPadding.describe` says that no step is fille
 def padding_by_rows(setting: str, graph_of: GraphOf, limits: Limits) -> np.ndarray:
     """Decide which steps to fill up to k draft tokens per request.
 
-    With the setting ``auto``, the graphs in which steps would run decide:
+    With the setting ``auto``, the decision depends on the graphs in which steps would run:
 
-    * If even a filled-up step has no full graph, no step is filled up.
+    * If a filled-up step has no full graph, or a step without drafts has one itself, no step is
+      filled up.
     * If a step without drafts runs without any graph, every step is filled up.
     * If a step without drafts runs in piecewise graphs, only steps with drafts are filled up. In a
       large batch, k more tokens per request would slow down the other steps.

@@ -11,9 +11,9 @@ the texts and gets drafts. `step` has these stages:
 6. The step is recorded.
 
 An engine may prepare its next step before the drafts are known. Such a step has exactly k draft
-tokens per request, padding included. `step` then drafts at once if the gate's last decision was to
-open. While the engine computes, the adapter calls `settle`, in which the gate decides again and
-the step is recorded.
+tokens per request, padding included. Then `DraftSession.step` does not wait for the gate, but
+drafts if the gate's last decision was to open. Later, while the engine computes, the adapter calls
+`DraftSession.settle`, in which the gate decides again and the step is recorded.
 """
 
 import contextlib
@@ -111,9 +111,9 @@ class DraftSession:
         # For each draft shape: int32[B], 1 for requests that may have such drafts, else 0. If all
         # requests may, the int 1 stands for the array.
         self._may_draft: list[int | np.ndarray] = [1] * len(shapes)
-        self._shares = (1.0,) * len(shapes)  # by shape, the share of requests that may have it
+        self._shares = (1.0,) * len(shapes)  # by shape: share of requests that may draft it
         self._gate_open = False  # whether the gate was open when the last drafts were made
-        self._may_open = False  # whether drafts may be verified by the gate's last decision
+        self._may_open = False  # whether the gate's last decision lets the engine get drafts
         # What `settle` needs to finish a step: the step, whether it verified drafts, the budget,
         # and the time (ns) at which drafting ended.
         self._unsettled: tuple[EngineStep, bool, int, int] | None = None
@@ -127,7 +127,7 @@ class DraftSession:
 
     @functools.cached_property
     def padding(self) -> DraftPadding:
-        """The object that pads drafts; made on first use, because graphs must be captured first."""
+        """The object that pads drafts; made on first use, after the engine captured its graphs."""
         try:
             return self._padding()
         except Exception:
@@ -155,9 +155,9 @@ class DraftSession:
             num_tokens: int32[B], the number of known tokens of each request.
             sampled: int32[B], the number of tokens that each request gained in this step, bonus
                 token included; 0 for a prompt that is still being computed. Pass a new array in
-                each call, because the next call reads the last array again.
+                each call, because the next call reads this call's array again.
             room: whether the engine's next step can verify drafts. If it cannot, no drafts are
-                made, and `wants_drafts` says whether later steps should be able to.
+                made, and `wants_drafts` says whether later steps should have room for drafts.
             whole: whether a step that can verify drafts has exactly k draft tokens per request. If
                 so, the gate's last decision counts, and the gate decides again in `settle`.
 
@@ -237,7 +237,7 @@ class DraftSession:
         return batch
 
     def settle(self) -> None:
-        """Let the gate learn from the last step, and record it, if `step` has not done so."""
+        """Finish the last step, unless `step` did: let the gate learn from it, and record it."""
         if self._unsettled is None or self.drafter is None:
             return
         (step, drafted, budget, until_ns), self._unsettled = self._unsettled, None
@@ -252,7 +252,11 @@ class DraftSession:
             self._switch_off()
 
     def _decide(self, step: EngineStep, drafted: bool, *, whole: bool, room: bool) -> int:
-        """Count a step's tokens; return the next step's budget, 0 if it cannot verify drafts."""
+        """Count a step's tokens; return the budget of the next step.
+
+        If the next step has no room for drafts, the budget is 0, except for a look: a look hands
+        no drafts over to the engine.
+        """
         self._books.ledger.book(step.verified, step.num_tokens, drafted=drafted)
         was_open = self._may_open
         budget = self.gate.next_budget(step, whole=whole, room=room)
@@ -270,8 +274,8 @@ class DraftSession:
         drafter.finish(ended)
         before = set(self._request_ids)
         if not self._record and before.isdisjoint(request_ids):
-            # Without a record, `drain` is not called. Then a batch that shares no request with the
-            # batch before it marks the end of a training step.
+            # Without a record, `drain` is not called. Then a training step counts as ended as soon
+            # as a batch shares no request with the previous batch.
             drafter.end_step()
         joined = [request_id for request_id in request_ids if request_id not in before]
         if drafter.needs_identity:
@@ -305,7 +309,10 @@ class DraftSession:
         return []
 
     def pause(self, paused: bool) -> None:
-        """Begin or end a phase without drafts and record; called while no request runs."""
+        """Begin or end a phase without drafting and without recording.
+
+        Called while no request runs.
+        """
         self.settle()
         self._paused, self.wants_drafts = paused, False
         self._heard(False)
