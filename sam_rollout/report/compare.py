@@ -2,8 +2,8 @@
 
 Every gain is given raw (as measured) and at equal tokens (per token), because the two sides may
 have sampled different texts. Both gains have two forms: speed-up minus one (BASE / SAM - 1), and
-time saved (1 - SAM / BASE). The module `fairness` looks for other causes of a difference than
-drafts.
+time saved (1 - SAM / BASE). The module `fairness` looks for other causes of a difference,
+besides drafts.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ from sam_rollout.telemetry.records import RunFolderError
 class Compared(NamedTuple):
     """A time (s) or another quantity that is compared step by step.
 
-    `names`, `spent` and `tokens` list metrics. From each list, the first metric that all runs have
+    Each of `names`, `spent` and `tokens` holds several metrics; the first metric that all runs have
     is used.
     """
 
@@ -80,7 +80,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """One metric on both sides, from the `steps` steps for which all runs have the metric."""
+    """One metric on both sides; `steps` is the number of steps for which all runs have it."""
 
     key: str
     title: str
@@ -127,7 +127,7 @@ class Comparison(Both):
 
     @property
     def caveat(self) -> str | None:
-        """A phrase about runs that ended early or have unequal numbers of steps; else None."""
+        """A phrase if runs ended early or have unequal numbers of steps; otherwise None."""
         ended = [found.text for found in self.findings if found.name == "unfinished"]
         if ended:
             several = f"{len(ended)} runs ended before their last step"
@@ -152,11 +152,11 @@ class Comparison(Both):
         return "between and within runs" if several else "within runs"
 
     def time(self, key: str) -> TimeRow | None:
-        """Return the row of `TIMES` with this key; None if a run lacks it."""
+        """Return the row of `TIMES` with this key; None if a run lacks the metric."""
         return next((row for row in self.times if row.key == key), None)
 
     def quantity(self, key: str) -> QuantityRow | None:
-        """Return the row of `QUANTITIES` with this key; None if a run lacks it."""
+        """Return the row of `QUANTITIES` with this key; None if a run lacks the metric."""
         return next((row for row in self.quantities if row.key == key), None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -184,7 +184,9 @@ Folders = str | Path | Iterable[str | Path]  # the run folders of one side
 
 
 def compare_folders(base: Folders, sam: Folders, skip_first: int = 0) -> Comparison:
-    """Compare both sides over the training steps of all runs, except the first `skip_first`.
+    """Compare both sides over the training steps that all runs have.
+
+    `skip_first` is the number of these steps that are left out at the start.
 
     Raises:
         RunFolderError: A run cannot be read, or no step is left.

@@ -65,9 +65,10 @@ class Case(Both):
         return [rows["response_tokens"][rows["step"].isin(self.whole)].to_numpy() for rows in sides]
 
     def means_of(self, *names: str) -> list[tuple[float, float]]:
-        """Return each metric's mean in BASE and in SAM, over steps with all metrics of all runs.
+        """Return each metric's mean in BASE and in SAM.
 
-        The list is empty if there is no such step, or if a mean is 0.
+        The means are over the steps for which all runs have all these metrics. The list is empty if
+        there is no such step, or if a mean is 0.
         """
         known = self.sides(*names)
         if not known[0].shape[2]:
@@ -76,7 +77,7 @@ class Case(Both):
         return means if all(map(all, means)) else []
 
 
-# A rule yields (severity, text), or a `Finding` if its name is not that of the rule.
+# A rule yields (severity, text), or a `Finding` if the finding's name differs from the rule's name.
 _Found = Iterator[tuple[str, str] | Finding]
 
 
@@ -134,7 +135,7 @@ def _differing(
 
 
 def seeds(case: Case) -> _Found:
-    """Compares seeds. Runs of one side may differ if the other side has the same set of seeds."""
+    """Compares seeds. They may differ within a side if the other side has the same set of seeds."""
     known = [[run.start.seeds for run in runs] for runs in (case.base, case.sam)]
     for name in sorted({name for side in known for own in side for name in own}):
         base, sam = (sorted({str(own.get(name, ABSENT)) for own in side}) for side in known)
@@ -286,7 +287,7 @@ def lost_records(case: Case) -> _Found:
 
 
 def broken_log(case: Case) -> _Found:
-    """Names the parts of run folders that could not be read."""
+    """Reports the parts of run folders that could not be read."""
     for run in case.runs:
         _ = run.engine_steps  # reading this table may add to `run.problems`
         for problem in dict.fromkeys(run.problems):

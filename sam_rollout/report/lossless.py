@@ -1,4 +1,4 @@
-"""Checks whether drafts changed the samples. Only coupled samplers should sample the same texts."""
+"""Checks whether drafts changed the samples. Equal texts are expected only of coupled samplers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import pandas as pd
 from sam_rollout.report.runs import Both, Run, partners, whole_steps
 from sam_rollout.telemetry.records import value_at
 
-# Synchronous modes of verl's trainer in recorded settings. Other recipes may record no mode.
+# Recorded modes that stand for a synchronous trainer of verl. Some recipes record no mode (None).
 SYNCHRONOUS = {"sync", None}
 TOKEN_IDS, LENGTHS = "token ids", "lengths"  # the two ways to compare responses
 IDENTITY = ["step", "group", "sibling"]
@@ -85,7 +85,7 @@ def losslessness(both: Both) -> Losslessness:
 
 
 def _compared(runs: Sequence[Run], steps: list[int]) -> Iterator[Pair]:
-    """Compare token ids in steps whose texts both runs recorded, else response lengths."""
+    """Compare token ids in steps whose texts both runs recorded, and lengths in other steps."""
     left = steps
     for (table, column), by in _COLUMNS.items():
         tables = [getattr(run, table) for run in runs]

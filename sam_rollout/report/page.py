@@ -1,4 +1,4 @@
-"""Writes a comparison as an HTML file with interactive charts, which needs no network."""
+"""Writes a comparison as an HTML file, which has interactive charts and needs no network."""
 
 from datetime import UTC, datetime
 from pathlib import Path

@@ -24,7 +24,7 @@ class Panel:
     picture: str = ""
     zero_based: bool = False  # Whether the axis begins at 0, so that ratios are visible.
     reading: str = ""  # A sentence on how to read the chart.
-    row: str = ""  # Key of the row of a comparison whose result becomes the heading.
+    row: str = ""  # Key of a comparison's row; the row's result becomes the heading.
 
     def of_both_sides(self) -> "Panel":
         """Return the panel without `compare/*`, for charts with a line for the baseline itself."""

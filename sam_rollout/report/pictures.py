@@ -22,7 +22,7 @@ _STYLE = STYLE | {"font.size": 9, "axes.labelsize": 8, "legend.fontsize": 9}
 
 
 def draw_sections(folders: Sequence[Path], output: Path) -> list[Path]:
-    """Write one PNG per section, in which colours mark runs and kinds of lines mark metrics."""
+    """Write one PNG per section; runs differ in colour, and metrics differ in line style."""
     runs = [load_run(path) for path in folders]
     names = [folder.absolute().name for folder in folders]
     if len(set(names)) < len(names):

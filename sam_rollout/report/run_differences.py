@@ -90,10 +90,10 @@ def _commit(start: RunInfo) -> str:
 
 
 def comparable(config: Mapping[str, Any], repeats: bool = False) -> dict[str, Any]:
-    """Return a configuration by dotted names, without settings in which fair runs may differ.
+    """Return, by dotted name, the settings that should be equal in a fair comparison.
 
-    Settings that the launcher changed because of drafts get the values that the user typed. With
-    `repeats`, the result contains the settings `sam.*`.
+    Settings that the launcher changed because of drafts get the values that the user typed. If
+    `repeats` is true, the result also contains the settings `sam.*`.
     """
     named = flat(encode(config))
     run_dir = str(named.get("run_dir") or "<run_dir>")

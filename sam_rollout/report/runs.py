@@ -29,8 +29,8 @@ class Run:
 
     @property
     def training_steps(self) -> list[int]:
-        """The training steps that have metrics, not only metrics of validation."""
-        # Names are converted to texts, because pandas numbers the columns if there are no metrics.
+        """The training steps that have other metrics than those of validation."""
+        # Names are converted to texts, because without metrics the columns have numbers as names.
         # Our wandb logger adds training/global_step to the metrics of validation.
         idle = self.steps.columns.astype(str).str.match("val-|sam_val/|training/global_step$")
         return list(self.steps.index[self.steps.loc[:, ~idle].notna().any(axis=1)])
@@ -98,7 +98,7 @@ def seeds_in_pairs(base: list[Run], sam: list[Run]) -> bool:
 
 
 def partners(base: list[Run], sam: list[Run]) -> list[tuple[int, int]]:
-    """Pair runs of both sides by equal seeds, and the remaining runs in order; return indices."""
+    """Match runs of both sides by equal seeds, and the other runs in order; return indices."""
     left, found = list(range(len(sam))), {}
     for place, run in enumerate(base):
         for other in left:
@@ -111,7 +111,7 @@ def partners(base: list[Run], sam: list[Run]) -> list[tuple[int, int]]:
 
 
 def held_out_names(columns: Iterable[str]) -> list[str]:
-    """Return those of the metrics `columns` that measure held-out accuracy."""
+    """Return the metrics of held-out accuracy among the names in `columns`."""
     names = sorted(columns)
     for prefix in ("val-core", "val-aux"):
         found = [name for name in names if re.fullmatch(rf"{prefix}/.+/acc/mean@\d+", name)]
@@ -138,7 +138,7 @@ class Both:
         return set.intersection(*(set(run.steps.columns) for run in self.runs))
 
     def first(self, names: Sequence[str]) -> str | None:
-        """Return the first of the metrics `names` that all runs have in at least one step."""
+        """Return the first metric in `names` that has values of all runs in at least one step."""
         known = [name for name in names if name in self.names()]
         return next((name for name in known if len(self.every(name).dropna())), None)
 

@@ -10,7 +10,7 @@ from sam_rollout.telemetry.records import RunFolder, RunFolderError
 from sam_rollout.telemetry.schema import declared
 
 _ROLLOUT_S, _TOKENS = "sam/engine/rollout_s", "sam/engine/generation_tokens"
-# Each row names a metric of both runs, the metric that shows the baseline's value, and the metric
+# Each row has a metric of both runs, the metric that shows the baseline's value, and the metric
 # that shows the quotient (None if no quotient is shown).
 _METRICS: tuple[tuple[str, str, str | None], ...] = (
     (_ROLLOUT_S, "compare/rollout_s_baseline", "compare/speedup_rollout"),
@@ -64,7 +64,7 @@ class Baseline:
                 values[ratio] = theirs[name] / own[name]
         if own.get(_ROLLOUT_S):
             self._own_s[step] = own[_ROLLOUT_S]
-            # A resumed run may repeat steps. Steps after `step` count again once they are repeated.
+            # A resumed run may repeat steps. Old values of steps after `step` do not count.
             compared = [one for one in self._own_s if one <= step and one in self._steps]
             theirs_s = sum(self._steps[one][_ROLLOUT_S] for one in compared)
             values[_SO_FAR] = theirs_s / sum(self._own_s[one] for one in compared)

@@ -6,7 +6,8 @@ time is the mean time of observed steps that computed n tokens, minus the drafte
 
 There is no estimate in these cases:
 
-* A step without drafts would have more requests than any observed step has tokens, or fewer.
+* A step without drafts would have more requests than the largest observed step has tokens, or fewer
+  than the smallest observed step has.
 * Fewer than `_SAMPLE` steps without prompt tokens were observed.
 * Requests waited in the queue, or arrived after other requests had ended.
 * Steps were padded, or a model drafted.
@@ -20,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_SAMPLE = 8  # A mean time is taken over at least this many engine steps.
+_SAMPLE = 8  # A mean time is computed from at least this many engine steps.
 
 
 def seconds_without_drafts(rollout: Any) -> float | None:
@@ -71,7 +72,10 @@ def _rows_without_drafts(requests: pa.Table) -> np.ndarray | None:
 
 
 def _prices(tokens: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Group steps with similar numbers of tokens; return each group's mean tokens and mean time."""
+    """Put steps with similar numbers of tokens into groups.
+
+    Return the mean number of tokens and the mean time of each group, [groups] each.
+    """
     order = np.argsort(tokens, kind="stable")
     tokens, seconds = tokens[order], seconds[order]
     ends = np.flatnonzero(np.r_[tokens[1:] != tokens[:-1], True]) + 1

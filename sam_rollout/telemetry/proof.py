@@ -13,7 +13,7 @@ class Compared:
     Attributes:
         tokens: Length of the response.
         first_difference: First position, from 0, where the two responses differ; None if equal.
-        distance: Distance of the two tokens at `first_difference` from a tie (`verification.ties`);
+        distance: How far the two tokens at `first_difference` are from a tie (`verification.ties`);
             infinite if no tie can explain the difference, None if the distance was not computed.
         tie: Whether rounding explains the difference; None if `distance` is None.
     """
@@ -25,7 +25,10 @@ class Compared:
 
 
 def split_over(responses: int, replicas: int, step: int) -> list[int]:
-    """Return how many responses each replica samples again; replicas take turns over the steps."""
+    """Return how many of a step's responses each replica samples again.
+
+    The responses go to the replicas in turn. The number of the step decides which replica begins.
+    """
     return [
         len(range((place - step * responses) % replicas, responses, replicas))
         for place in range(replicas)

@@ -1,7 +1,8 @@
 """Defines the records of a run, and the run folder that holds them.
 
-A file gets its name only when it is complete. So a crash can only damage the last line of
-train_steps.jsonl, to which lines are appended. A resumed run adds files with higher numbers.
+A file gets its name only when it is complete, so a crash cannot damage it. The only exception is
+train_steps.jsonl, to which lines are appended: a crash can damage its last line. A resumed run adds
+files with higher numbers.
 """
 
 import json
@@ -62,7 +63,7 @@ _END = (_FLOAT, "unix time of the last token, s")
 
 @dataclass(slots=True, kw_only=True)
 class DraftNote:
-    """The part of a `StepRecord` that a draft session writes; without one, defaults apply."""
+    """The part of a `StepRecord` that a draft session writes; without a session, defaults apply."""
 
     draft_requests: int = column(_INT, "requests whose drafts were verified in this step", 0)
     draft_tokens: int = column(_INT, "draft tokens verified", 0)
@@ -243,7 +244,7 @@ class RunInfo:
     seeds: Mapping[str, int]  # Seeds by name.
     host: Mapping[str, Any]  # Description of the machine and cluster.
     started_at: str  # ISO 8601 time with a UTC offset.
-    # `commit`, the checkout's commit, and `dirty`, whether tracked files were changed.
+    # The keys are `commit`, the checkout's commit, and `dirty`: whether tracked files were changed.
     git: Mapping[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION  # version of the run folder
 
@@ -383,7 +384,10 @@ class RunFolder:
 
 
 def _in_registry_order(table: pa.Table) -> pa.Table:
-    """Sort lists by source in the present order of sources, which the run may not have had."""
+    """Bring lists with one number per source into the present order of sources.
+
+    The run may have had another order.
+    """
     for name in ("drafted_per_source", "accepted_per_source"):
         place = table.schema.get_field_index(name)
         if place < 0:

@@ -2,8 +2,9 @@
 
 Names have the form `sam/<group>/<name>`, or `sam_val/<group>/<name>` for validation. Each value
 belongs to one training step; a counter's value is its increase in this step. To add a metric, add a
-row here. If the metric is computed from records or counters, the row has a function of a
-`telemetry.aggregate.Rollout`. A draft source declares its own metrics in its file.
+row here. If the metric is computed from records or counters, the row contains a function that
+computes it from a `telemetry.aggregate.Rollout`. A draft source declares its own metrics in its
+file.
 """
 
 import re

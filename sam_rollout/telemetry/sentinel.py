@@ -2,7 +2,7 @@
 
 The sentinel checks every training step with drafts, and reports a finding once, when it appears.
 Low acceptance, or a fall of acceptance, is a finding only if the whole 95 % interval is beyond the
-threshold. In the interval of a fall, each prompt is one sample, because responses to the same
+threshold. The interval for a fall takes each prompt as one sample, because responses to the same
 prompt resemble each other.
 """
 
@@ -63,7 +63,7 @@ _ADVICE = {
     "that step says how far from a tie the texts differ, 'sam-rollout check-operators' shows "
     "whether logits depend on the number of tokens scored",
 }
-# Failures in these counters switch a part of the engine off. After other failures, it stays on.
+# A failure in one of these counters switches a part of the engine off. Other failures do not.
 _SWITCHED_OFF = ("draft/failures", "draft/record_failures", "draft/texts_failures")
 # The mean absolute difference between a token's probability in the rollout and in the trainer, for
 # this run and for the baseline. With bf16, the difference is about 0.003 to 0.01.
@@ -112,7 +112,7 @@ class Sentinel:
         self._standing: set[str] = set()
         self._verified: deque[np.ndarray] = deque(maxlen=config.steps)
         self._differences: deque[tuple[float, float]] = deque(maxlen=config.steps)
-        self._before: dict[str, np.ndarray] | None = None  # last result with drafts
+        self._before: dict[str, np.ndarray] | None = None  # counts of the last step with drafts
         self._off: dict[int, set[str]] = {}  # By replica, the counters of parts that are off.
         self._not_ties = ""  # Last proof's finding; empty if rounding explains all differences.
 
