@@ -23,7 +23,7 @@ from sam_rollout.telemetry.records import RunFolder
 
 LOG_LINES = 80
 SECRET, ADDRESS, USER, HOST = "<secret>", "<address>", "<user>", "<host>"
-# The value of a key is a secret if the key ends in such a word; max_draft_tokens does not.
+# The value of a key is a secret if the key ends in one of these words; max_draft_tokens does not.
 _SECRET_WORD = (
     r"(?:(?<!per_)token|secret|passw(?:or)?d|passphrase|credentials?|authorization|auth"
     r"|(?:api|access|secret|private|license)[_-]?key)"

@@ -123,7 +123,7 @@ def check_cann(question: Question) -> Iterator[Line]:
 
 
 def check_plugins(question: Question) -> Iterator[Line]:
-    """Check our entry points and their modules; VLLM_PLUGINS can disable plugins in vLLM."""
+    """Check our entry points and their modules, and that VLLM_PLUGINS allows the needed plugins."""
     for group in PLUGIN_GROUPS:
         # If the package is installed twice, once as editable, its entry point is listed twice.
         found = sorted({p.value for p in metadata.entry_points(group=group) if p.name == PLUGIN})

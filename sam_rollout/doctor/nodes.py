@@ -36,7 +36,7 @@ def facts(question: Question, marker: str = "") -> Facts:
     """Return the facts about this machine that should be equal on all nodes of a run.
 
     `marker` is a file in the folder of checkpoints, with which the doctor checks that all nodes
-    share this folder. If it is empty, the folder is not checked.
+    share this folder. If `marker` is empty, the folder is not checked.
     """
     digest = hashlib.sha256()
     package = Path(sam_rollout.__file__).resolve().parent
@@ -123,7 +123,7 @@ def _examine_connected(question: Question, progress: Callable[[str], None]) -> I
 
 @contextlib.contextmanager
 def marked(folder: str) -> Iterator[str]:
-    """Keep a marker file in a folder, which is created if needed, while the context is open."""
+    """Create a folder if needed; keep a marker file in it while the context is open."""
     marker = Path(folder).absolute() / f".sam-rollout-doctor-{uuid.uuid4().hex}"
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.touch()

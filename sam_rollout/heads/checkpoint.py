@@ -1,4 +1,4 @@
-"""Reads the folder of an EAGLE-3 head without torch, and checks that the head fits its policy.
+"""Reads the folder of an EAGLE-3 head, and checks that the head fits its policy. Needs no torch.
 
 A head may have the format of the speculators library, in which this package writes heads, or the
 format of Hugging Face llamas (`LlamaForCausalLMEagle3`).
@@ -86,15 +86,15 @@ class Head:
     shape: HeadShape
     parameters: int  # Number of parameters in the files, embeddings included.
     has_output: bool  # Whether the files hold an output matrix.
-    # `BASE_KEYS` -> values of the policy that the head was trained for; may be empty.
+    # Values of `BASE_KEYS` in the configuration of the head's policy; may be empty.
     base_model: Mapping[str, Any]
 
 
 def default_layers(layers: int) -> tuple[int, int, int]:
     """Return the layers after which vLLM takes hidden states by default.
 
-    If the policy has fewer than seven layers, vLLM's default names a layer twice or is not in
-    ascending order. Three adjacent layers are returned instead.
+    If the policy has fewer than seven layers, vLLM's default contains a layer twice or is not in
+    ascending order. Then three adjacent layers are returned.
 
     Raises:
         ConfigError: The policy has fewer than three layers.
@@ -258,7 +258,7 @@ def _draft_vocabulary(place: str, value: Any, vocabulary: int) -> int:
 
 
 def read_json(path: Path, field: str, value: str) -> dict[str, Any]:
-    """Read a JSON object; raise a `ConfigError` about the setting `field` and its `value`."""
+    """Read a JSON object. If that fails, raise a `ConfigError` that names `field` and `value`."""
     try:
         return read_object(path)
     except OSError as error:

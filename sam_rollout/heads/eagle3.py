@@ -133,10 +133,11 @@ class Eagle3Head(nn.Module):
             nn.init.normal_(matrix, std=0.05 / math.sqrt(shape.hidden_size))
 
     def unroll(self, embedded: Tensor, states: Tensor, steps: int) -> list[Tensor]:
-        """Draft `steps` tokens at every position at once (EAGLE-3's training-time test).
+        """Draft several tokens at every position at once (EAGLE-3's training-time test).
 
-        Steps and rows count from 0. Row t of step j is the head's output for its next draft token
-        if the text ends with token t + 1 and the head has drafted the text's next j tokens.
+        `steps` is the number of tokens. Steps and rows are counted from 0. Row t of step j is the
+        head's output for its next draft token if the text ends with token t + 1 and the head has
+        drafted the text's next j tokens.
 
         Args:
             embedded: Embeddings of the text's tokens, [batch, length, hidden].
@@ -157,5 +158,8 @@ class Eagle3Head(nn.Module):
 
 
 def shifted(x: Tensor, by: int) -> Tensor:
-    """Drop the first `by` rows of x, [batch, length, ...], and append as many rows of zeros."""
+    """Drop rows at the start of x, [batch, length, ...], and append as many rows of zeros.
+
+    `by` is the number of these rows.
+    """
     return torch.cat([x[:, by:], torch.zeros_like(x[:, :by])], 1)

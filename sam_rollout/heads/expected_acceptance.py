@@ -42,9 +42,9 @@ class Acceptance:
 
 
 def tokens_per_step(accepted: Sequence[int]) -> tuple[int, int]:
-    """Replay a text; return its tokens and verify steps.
+    """Replay a text; return the numbers of its tokens and of its verify steps.
 
-    The first `accepted[i]` tokens of a draft at position i are accepted.
+    `accepted[i]` is the number of accepted tokens of a draft at position i.
     """
     place = steps = 0
     while place < len(accepted):

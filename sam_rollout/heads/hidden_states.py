@@ -21,7 +21,7 @@ _POSITIONS = 4096  # Largest number of positions in one forward pass, padding in
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One text of n tokens; its first `prompt` tokens are the prompt."""
+    """One text of n tokens; `prompt` is the length of its prompt."""
 
     tokens: Tensor  # int64 [n].
     states: Tensor  # [n, layers * hidden], after the policy's target layers.
@@ -29,7 +29,7 @@ class Sample:
     prompt: int
 
     def part(self, rng: random.Random, length: int) -> Sample:
-        """Return a window of `length` tokens; `draw_start` draws where the window begins."""
+        """Return a window of this length in tokens; `draw_start` draws where the window begins."""
         start = draw_start(rng, len(self.tokens), self.prompt, length)
         part = slice(start, start + length)
         prompt = max(0, self.prompt - start)
@@ -37,9 +37,10 @@ class Sample:
 
 
 def draw_start(rng: random.Random, tokens: int, prompt: int, length: int) -> int:
-    """Draw the position in a text of `tokens` tokens where a window of `length` tokens begins.
+    """Draw the position at which a window of a text begins.
 
-    The window reaches into the response if it can; `prompt` is the number of prompt tokens.
+    `tokens`, `prompt` and `length` are the numbers of tokens in the text, in its prompt and in the
+    window. The window reaches into the response if it can.
     """
     most = tokens - length
     least = min(max(0, prompt + 3 - length), max(0, most))

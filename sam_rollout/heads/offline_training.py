@@ -24,7 +24,7 @@ from sam_rollout.heads.writing import TrainableHead, fresh_head, load_head, writ
 if TYPE_CHECKING:
     from rich.console import Console
 
-HELD_OUT = 0.05  # Share of the prompts that are held out.
+HELD_OUT = 0.05  # This share of the prompts is held out.
 LEAST_HELD_OUT = 4
 EVALUATIONS = 10  # Number of evaluations during the training.
 LOGGED = 100  # Number of losses in training.json; each is a mean over 1/100 of the training.
@@ -38,9 +38,11 @@ class HeadRequest:
     texts: Sequence[Path]  # Run folders with recorded traces, or files of traces.
     output: Path  # Folder of the trained head.
     settings: TrainingSettings
-    # Size of the head's vocabulary: the most frequent tokens of the responses. None: all tokens.
+    # Size of the head's vocabulary, which has the most frequent tokens of the responses. If this is
+    # None, the head can draft all tokens.
     draft_vocabulary: int | None = None
-    # Folder of the head to begin with, which has its own vocabulary; None means random weights.
+    # Folder of a head with which the training starts; the head keeps its own vocabulary. If this is
+    # None, the training starts with random weights.
     start: Path | None = None
     max_tokens: int = 2048  # Longer texts are cut to this length.
     split_model: bool = False  # Whether the policy's layers are spread over all devices.
@@ -49,10 +51,11 @@ class HeadRequest:
 def train_head(request: HeadRequest, console: Console) -> None:
     """Train a head, write it, and print its acceptance on held-out texts.
 
-    Processes started by torchrun train one head together. Only the first process prints and writes.
+    If torchrun started this process and others, all of them train one head together. Only the first
+    process prints and writes.
 
     Raises:
-        ConfigError: The model, or a number among the arguments, cannot be used.
+        ConfigError: The model, the texts or another argument cannot be used.
         TraceError, OSError: Texts cannot be read.
     """
     with joined() as (device, peers):
@@ -106,7 +109,10 @@ def _begin(request: HeadRequest, model_config: dict[str, Any]) -> TrainableHead:
 
 
 def split(traces: Sequence[Trace]) -> tuple[list[Trace], list[Trace]]:
-    """Split traces by prompt, always alike, into traces to learn from and held-out traces."""
+    """Split traces by prompt into traces to learn from and held-out traces.
+
+    Equal traces are always split alike.
+    """
     groups = groups_of(traces)
     count = max(LEAST_HELD_OUT, round(HELD_OUT * len(groups)))
     if len(groups) < 2 * LEAST_HELD_OUT:
@@ -119,7 +125,7 @@ def split(traces: Sequence[Trace]) -> tuple[list[Trace], list[Trace]]:
 
 
 def frequent_tokens(traces: Sequence[Trace], count: int, vocabulary: int) -> torch.Tensor:
-    """Return the `count` most frequent tokens of responses, in ascending order."""
+    """Return the most frequent tokens of responses, in ascending order; `count` is their number."""
     seen = np.bincount(np.concatenate([t.response for t in traces]), minlength=vocabulary)
     return torch.as_tensor(np.sort(np.argsort(-seen, kind="stable")[:count]))
 

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 # One training step replaces at most this share of the buffer.
 SHARE_OF_BUFFER = 0.25
-_WARM_UP = 20  # The learning rate rises in this number of first updates.
+_WARM_UP = 20  # The learning rate rises during this number of updates at the start.
 # A new head's learning rate falls from 10 times the usual rate to the usual rate in 1000 updates.
 _EAGER, _EAGER_UPDATES = 10.0, 1000
 _TESTED = 2  # Batches of new windows on which a head is tested before it learns from them.
@@ -57,7 +57,7 @@ class SampleBuffer:
 
 
 class OnlineHead:
-    """Trains a head in one process, together with the other processes (`Peers`).
+    """Trains a head, together with objects of this class in the other processes (`Peers`).
 
     Between two calls of `learn`, all tensors are in host memory, because other work needs the
     device.
@@ -162,7 +162,7 @@ class OnlineHead:
     def _test(self, learner: Learner) -> dict[str, float]:
         fresh = [s for s in self.buffer.take_fresh() if len(s.tokens) > s.prompt + 1]
         most = _TESTED * self.settings.batch
-        # New windows are sorted by length, so a sample at regular intervals is tested.
+        # New windows are sorted by length. To test short and long ones, every n-th window is taken.
         tested = fresh[:: max(1, len(fresh) // most)][:most]
         own = self._accepted(learner, tested)
         if not own.positions:
@@ -228,7 +228,7 @@ class OnlineHead:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
         self.trainable.head.load_state_dict(state["head"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.updates = state["updates"]

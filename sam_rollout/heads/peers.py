@@ -75,7 +75,7 @@ ALONE = Peers()
 def joined() -> Iterator[tuple[torch.device, Peers]]:
     """Return a context with this process's device (an accelerator if possible) and its peers.
 
-    After an error, the group of processes is not destroyed, because torchrun ends them all.
+    After an error, the group of processes is not destroyed, because torchrun ends all processes.
     """
     kind = (torch.accelerator.current_accelerator() or torch.device("cpu")).type
     if not distributed.is_torchelastic_launched():

@@ -31,26 +31,27 @@ class TrainingSettings:
     learning_rate: float = 0.05
     batch: int = 8  # Windows per update.
     window: int = 192  # Number of tokens in a window, which is drawn at random from a text.
-    warmup: int = 20  # The learning rate rises in this number of first updates.
+    warmup: int = 20  # The learning rate rises during this number of updates at the start.
     seed: int = 0  # Seed of weights and windows.
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One draft step, at all positions of a batch for which the text has the token to draft."""
+    """One draft step of a batch, at all positions for which the texts contain the right token."""
 
     number: int  # Counted from 0.
     logits: Tensor  # [positions, draft vocabulary], the head's logits.
     target: Tensor  # [positions, vocabulary], the policy's probabilities.
-    tokens: Tensor  # [positions], the texts' own tokens in place of the draft tokens.
+    tokens: Tensor  # [positions], the right draft tokens, taken from the texts.
 
 
 class Learner:
-    """Trains a head, which reads the policy's embeddings, to draft `steps` tokens.
+    """Trains a head to draft several tokens; `steps` is their number.
 
-    `vocabulary` has the tokens that the head can draft, ascending, [draft vocabulary]; None means
-    all tokens. `output` is the head's own output matrix, [draft vocabulary, hidden]. If `output` is
-    None, the head uses these tokens' rows of the policy's output matrix.
+    The head reads the policy's embeddings. `vocabulary` has the tokens that the head can draft,
+    ascending, [draft vocabulary]; None means all tokens. `output` is the head's own output matrix,
+    [draft vocabulary, hidden]. If `output` is None, the head uses the policy's output matrix, or
+    that matrix's rows for the tokens in `vocabulary`.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Learner:
         If the head can draft only some tokens, the policy's probability of other tokens is ignored.
         """
         losses = []
-        # To save memory, large distributions are computed in parts, and again for the gradient.
+        # To save memory, large distributions are computed in parts, and once more for the gradient.
         part = max(1, LARGEST // len(self.policy.output))
         for _, hidden, last, _ in self._hidden(samples):
             if len(hidden) <= part:
@@ -168,7 +169,9 @@ class HeadOptimizer:
         ]
 
     def learn(self, find_loss: Callable[[], Tensor], factor: float) -> float:
-        """Make one update with `factor` times the learning rate; return all processes' mean loss.
+        """Make one update; return the mean loss of all processes.
+
+        For this update, the learning rate is multiplied by `factor`.
 
         Raises:
             NoNumberError: The loss or a gradient is not finite, or one of several processes failed
@@ -221,6 +224,6 @@ class HeadOptimizer:
         return [optimizer.state_dict() for optimizer, _ in self._parts]
 
     def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
-        """Restore a state of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
         for (optimizer, _), state in zip(self._parts, states, strict=True):
             optimizer.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""Makes heads to train, loads them, and writes them in the format of the speculators library."""
+"""Makes, loads and writes trainable heads; files have the format of the speculators library."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -190,7 +190,7 @@ def _check_computed(
         allowed = f"must be {shape.aux_hidden_size} as in the policy, to be trained here"
         raise ConfigError(f"{place}: hidden_size", shape.hidden_size, allowed)
     # transformers normalises the state after the last layer, but vLLM does not. So the head would
-    # learn from other states than it gets in the engine.
+    # learn from states that it does not get in the engine.
     if max(shape.target_layers) >= model_config["num_hidden_layers"]:
         allowed = "must be before the policy's last layer to be trained here"
         raise ConfigError(f"{place}: target layers", list(shape.target_layers), allowed)

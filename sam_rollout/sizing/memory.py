@@ -96,7 +96,7 @@ def rollout_weights(shape: ModelShape, layout: RolloutLayout) -> float:
 
 
 def sampling_bytes(shape: ModelShape, rows: int) -> float:
-    """Return the bytes that every rank needs for sampling at `rows` positions."""
+    """Return the bytes that every rank needs for sampling; `rows` is the number of positions."""
     return rows * shape.vocab * (BF16 + FLOAT_COPIES * FP32)
 
 

@@ -14,9 +14,9 @@ _NOT_COVERED = ("kv_lora_rank", "n_routed_experts", "n_shared_experts", "first_k
 class ModelShape(Section):
     """The sizes of a decoder such as Qwen3 or Qwen3.5; the group `model_shape` of configs/model.
 
-    Values follow the model's `config.json`. A dense model has 0 `experts`. In a hybrid,
-    `linear_layers` layers have a gated delta net in place of attention. Norms, convolutions, image
-    encoders and MTP layers are not counted.
+    Values follow the model's `config.json`. In a dense model, `experts` is 0. In a hybrid model,
+    some layers have a gated delta net in place of attention; `linear_layers` is their number.
+    Norms, convolutions, image encoders and MTP layers are not counted.
     """
 
     PATH: ClassVar[str] = "model_shape"
@@ -151,7 +151,11 @@ class ModelShape(Section):
 
 
 def _linear_layers(text: Mapping[str, Any]) -> int:
-    """Count layers with linear attention; raise KeyError if the file does not list them."""
+    """Count the layers with linear attention.
+
+    Raises:
+        KeyError: The file has such layers, but does not say which they are.
+    """
     kinds = text.get("layer_types")
     if kinds is None:
         if not text.get("linear_num_value_heads"):
