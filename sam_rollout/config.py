@@ -36,8 +36,9 @@ SAMPLERS = ("stock", "vectorised", *COUPLINGS)
 class GateConfig(Section):
     """The gate, which decides in which steps to draft, and how many tokens at most.
 
-    `schedule` maps upper limits of the number of running requests to draft tokens per request. The
-    keys are text, as in JSON.
+    Each key of `schedule` is a number of running requests, as text, because JSON has no other keys.
+    Its value is the number of tokens that each request may draft while at most this number of
+    requests run.
     """
 
     PATH: ClassVar[str] = "sam.gate"
@@ -65,7 +66,7 @@ class GateConfig(Section):
         object.__setattr__(self, "schedule", schedule)
 
     def budgets(self, k: int) -> dict[int, int]:
-        """Return a mapping: upper limit of running requests -> draft tokens per request.
+        """Return a mapping: maximum number of running requests -> draft tokens per request.
 
         A gate of the kind `auto` uses this mapping while it cannot measure.
         """
@@ -208,8 +209,8 @@ class SentinelConfig(Section):
     steps: int = setting(3, minimum=1)  # training steps that are judged together
     least_acceptance: float = setting(0.02, minimum=0, maximum=1)  # accepted / verified tokens
     largest_fall: float = setting(0.5, minimum=0, maximum=1)  # relative fall of acceptance
-    # The difference between rollout and trainer probabilities may be larger or smaller than the
-    # baseline's by this factor.
+    # A warning comes if the difference between rollout and trainer probabilities is larger or
+    # smaller than the baseline's by more than this factor.
     largest_ratio: float = setting(1.5, minimum=1)
 
 
@@ -217,8 +218,9 @@ class SentinelConfig(Section):
 class ProofConfig(Section):
     """The comparison of a run's texts with texts without drafts (`sam_rollout/telemetry/proof.py`).
 
-    In every `every`-th training step (0: in none), `responses` of the step's responses are sampled
-    again without drafts.
+    The comparison runs in each training step whose number is divisible by `every`; 0 switches it
+    off. In such a step, some of the step's responses are sampled again without drafts; `responses`
+    is their number.
     """
 
     PATH: ClassVar[str] = "rollout_telemetry.proof"
@@ -235,7 +237,8 @@ class ProofConfig(Section):
 class RolloutTelemetryConfig(Section):
     """The record of a rollout, with or without speculation; the Hydra group `rollout_telemetry`.
 
-    A plot of the running requests is logged every `curve_every` training steps (0: never).
+    A plot of the running requests is logged at intervals; `curve_every` is the number of training
+    steps from one plot to the next, and 0 switches the plots off.
     """
 
     PATH: ClassVar[str] = "rollout_telemetry"

@@ -58,7 +58,7 @@ class _Counter(TorchDispatchMode):
 
 
 def count(call: Callable[[], Any]) -> Counts:
-    """Count one call, which should have run once before, so that no initialisation is counted."""
+    """Return the counts of one call; run it once before, so that no initialisation is counted."""
     with _Counter() as counter:
         call()
     return counter.counts

@@ -38,13 +38,13 @@ SLOW = (ARCTIC_4, FIRST)  # these sides take many times the time and memory of t
 
 
 def batch_of(texts: list[Trace], rows: int, length: int) -> Rows:
-    """Return a batch of waiting requests whose texts have `length` tokens.
+    """Return a batch of waiting requests; `length` is the number of tokens of each text.
 
     The texts are responses to one prompt. If there are more rows than texts, the texts are used
     again with shifted token ids, as if they were responses to another prompt.
     """
     vocabulary = 1 + max(int(text.tokens.max()) for text in texts)
-    batch = Rows(rows, length, "request")  # prompts are empty, so `length` tokens suffice
+    batch = Rows(rows, length, "request")  # prompts are empty: a text is its response
     for row in range(rows):
         text, group = texts[row % len(texts)], row // len(texts)
         response = text.response[:length] + group * vocabulary
@@ -53,9 +53,11 @@ def batch_of(texts: list[Trace], rows: int, length: int) -> Rows:
 
 
 def joined(known: list[Trace], tokens: int, first: int = 0) -> Trace:
-    """Join responses into one text of `tokens` tokens; repeat them with shifted ids if needed.
+    """Join responses into one text; `tokens` is its length.
 
-    The text begins with response number `first`. Texts with different `first` share most tokens.
+    If the responses are too short, they are repeated with shifted token ids. `first` is the index
+    of the response with which the text begins. Texts that begin with different responses share most
+    tokens.
     """
     lap = np.concatenate([trace.response for trace in [*known[first:], *known[:first]]])
     laps = -(-tokens // len(lap))

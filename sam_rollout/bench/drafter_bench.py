@@ -81,7 +81,7 @@ def size_of(episodes: list[Episode]) -> dict[str, int]:
 
 
 def accept(side: Side, episodes: list[Episode], k: int) -> dict[str, Any]:
-    """Replay all texts of a set with one session of a side; return its acceptance."""
+    """Replay all texts of a set with one session of a side; return the side's acceptance."""
     result = Replay()
     rows = max(len(one.traces) for one in episodes)
     longest = max(len(trace.tokens) for one in episodes for trace in one.traces)
@@ -93,7 +93,7 @@ def accept(side: Side, episodes: list[Episode], k: int) -> dict[str, Any]:
 
 
 def episodes_of(traces: list[Trace]) -> list[Episode]:
-    """Group texts that were sampled together into episodes, in order of their training steps.
+    """Return episodes in order of their training steps; an episode's texts were sampled together.
 
     If several episodes have the same prompt, only the last one is measured. Drafters read the
     texts of the earlier episodes first.

@@ -25,8 +25,8 @@ class StepTimes:
     """Estimates the time of an engine step from recorded steps.
 
     The time of decoding is interpolated between recorded numbers of requests, and extrapolated
-    beyond the largest number. d draft tokens are estimated to add as much time as d more requests
-    or as d more prompt tokens, whichever is more.
+    beyond the largest number. Draft tokens are estimated to add as much time as an equal number of
+    requests or an equal number of prompt tokens, whichever is more.
 
     Args:
         steps: Engine steps of training, without drafts.
@@ -75,7 +75,7 @@ class Rollout:
     """The rollout of one training step."""
 
     step: int
-    rounds: tuple[tuple[Response, ...], ...]  # generation rounds -> responses in order of arrival
+    rounds: tuple[tuple[Response, ...], ...]  # each round's responses in order of arrival
     recorded_s: float
 
 

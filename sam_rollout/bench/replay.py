@@ -26,8 +26,8 @@ class Replay:
     drafted: int = 0
     accepted: int = 0
     engine_steps: int = 0  # steps of the whole batch
-    tail_steps: int = 0  # engine steps with at most `tail` running and no waiting requests
-    tail: int = 8
+    tail_steps: int = 0  # engine steps without waiting requests and with few running ones
+    tail: int = 8  # maximum number of running requests in a tail step
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -62,9 +62,10 @@ class Rows:
         self.waiting.extend(trace for trace in traces if len(trace.response))
 
     def join(self, first: int = 1) -> list[tuple[str, Trace]]:
-        """Start waiting responses while there is room; return them with their request ids.
+        """Put waiting responses into free rows; return these responses with their request ids.
 
-        Each request begins with the first `first` tokens of its response as known tokens.
+        A new request knows its prompt and the beginning of its response; `first` is the number of
+        known response tokens.
         """
         joined = []
         while self.waiting and len(self) < len(self.known):
@@ -93,7 +94,10 @@ class Rows:
         return int(self._lengths[row] - self.known[row])
 
     def advance(self, row: int, tokens: int) -> int:
-        """Let a row gain `tokens` tokens, or all that are left; return how many the row gained."""
+        """Let a row gain tokens, and return their number.
+
+        `tokens` is the wanted number. The row gains fewer tokens if fewer are left.
+        """
         self.gained[row] = min(tokens, self.left(row))
         self.known[row] += self.gained[row]
         return int(self.gained[row])

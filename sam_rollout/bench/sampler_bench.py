@@ -31,7 +31,7 @@ from sam_rollout.verification import (
 )
 
 ACCEPTANCE = 0.7  # probability that a draft token is accepted
-DISTINCT_ROWS = 32  # number of different distributions; further rows are copies in memory
+DISTINCT_ROWS = 32  # number of different distributions; further rows are copies of them
 MIN_REPEATS, MAX_REPEATS = 3, 31
 READ, COPY = "read all", "copy a row each"
 
@@ -49,7 +49,7 @@ class Setting:
 
 
 class Case:
-    """The random input for a batch size and k; draft tokens have about probability `ACCEPTANCE`."""
+    """The random input for a batch size and k; the chance of draft tokens is about `ACCEPTANCE`."""
 
     def __init__(self, batch: int, k: int, setting: Setting) -> None:
         self.batch, self.k = batch, k

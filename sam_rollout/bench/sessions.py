@@ -148,7 +148,10 @@ class OwnSession(Session):
             self.requests.pop(request_id, None)
 
     def exchange(self, name: str, pieces: Sequence[Piece]) -> list[Piece]:
-        """Take in other engines' pieces of text; return new pieces of this engine, named `name`."""
+        """Read other engines' pieces of text; return new pieces of this engine.
+
+        `name` is this engine's name.
+        """
         return self._session.exchange_texts(name, pieces)
 
     def end_step(self) -> None:

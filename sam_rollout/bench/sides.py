@@ -1,7 +1,7 @@
 """Lists the drafters (sides) to measure: ours in several configurations, and other drafters.
 
 All drafters are called once per step, with a batch of requests whose texts are the rows of one
-array. The reason is listed for drafters that cannot run.
+array. If a drafter cannot run, the reason is listed.
 """
 
 import dataclasses
@@ -77,9 +77,9 @@ class _Arctic(Session):
     """vLLM's proposer `suffix`, which uses Arctic Inference.
 
     An installed Arctic Inference changes vLLM, so keep it outside the environment and run with
-    `PYTHONPATH=DIR`. A full build needs torch, but the suffix trees of version 0.3.0 are enough. To
-    build them, install nanobind 2.9.2 in the environment of PYTHON, and run in the unpacked source
-    distribution:
+    `PYTHONPATH=DIR`. A full build needs torch, but this side needs only the suffix trees. To build
+    the suffix trees of version 0.3.0, install nanobind 2.9.2 in the environment of PYTHON, and run
+    in the unpacked source distribution:
 
         cmake -S csrc/suffix_decoding -B build -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=PYTHON
         cmake --build build && cp build/_C*.so arctic_inference/suffix_decoding

@@ -14,7 +14,7 @@ from sam_rollout.bench.sessions import OwnSession
 from sam_rollout.config import SamConfig
 from sam_rollout.core.traces import Trace
 
-EXCHANGE_S = 0.05  # engines exchange their texts after this time, as in a run
+EXCHANGE_S = 0.05  # time between two exchanges of texts by the engines, as in a run
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Finds the samplers to compare with ours: vLLM-Ascend's in PyTorch, vLLM's kernels for the CPU.
 
-For machines without vLLM-Ascend, this module has a copy of the algorithm of its release 0.23
+For machines without vLLM-Ascend, this module copies the algorithm of vLLM-Ascend 0.23
 (``vllm_ascend/sample/rejection_sampler.py``) for one-hot drafts at temperature > 0. The copy runs
 the same operations in the same order. The bonus token is an input of the samplers, so the cost of
 sampling it is not counted.

@@ -55,7 +55,8 @@ def compare(
             from sam_rollout.report.page import write_page
 
             write_page(comparison, html)
-        print_comparison(comparison, shared.wide_console())  # comes last: a pipe may be closed
+        # Printing comes last, because it fails if the reader has closed the pipe.
+        print_comparison(comparison, shared.wide_console())
 
 
 def dashboard(

@@ -6,7 +6,7 @@ The other modules here are programs of their own, because they run before anythi
 from pathlib import Path
 
 PROGRAM = Path(__file__).with_name("install.py")
-#: Pinned versions, one file for each device; `scripts/lib/compile_constraints.sh` makes them.
+#: Pinned versions, one file for each device; `scripts/lib/compile_constraints.sh` makes the files.
 CONSTRAINTS = Path(__file__).with_name("constraints")
 
 
