@@ -3,8 +3,8 @@
     python -m benchmarks.async_ab [--repeats 3] [--steps 6] [--work-dir outputs/async_ab]
 
 The asynchronous trainer is verl's colocated trainer, which interrupts responses at a weight update.
-Two asynchronous runs sample different texts, so compare rates, not times. The first step of a run
-is left out, because it includes initialisation.
+Two asynchronous runs sample different texts, so their times cannot be compared, but their rates
+can. The first step of a run is left out, because it includes initialisation.
 """
 
 from pathlib import Path
@@ -60,7 +60,8 @@ def measured(steps: pd.DataFrame) -> dict[str, float]:
     """Return the means over a run's steps; a metric that the run does not log is 0."""
     later = steps.iloc[1:]
     rows = {column: later.get(metric, pd.Series([0.0])).mean() for column, metric in MEANS.items()}
-    # If all responses of an asynchronous training step are ready, the step has no engine step.
+    # An asynchronous training step may begin when all its responses exist. Then it has no engine
+    # step.
     for column in ("rollout_s", "generated_tokens"):
         rows[column] = later[MEANS[column]].fillna(0.0).mean()
     rows["trained_tokens_per_s"] = later[TOKENS].sum() / later[STEP_S].sum()

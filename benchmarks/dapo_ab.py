@@ -7,7 +7,7 @@ Every run starts from the same checkpoint with the same prompts and random numbe
 is left out, because it includes initialisation. Other programs on the machine disturb times, so
 the record also has each run's engine steps and its engine's processor time. The last run has
 another seed and shorter responses, so a comparison with this run must be reported as unfair. The
-side `chains` drafts only chains, and not from the source `draws`.
+side `chains` drafts chains but no trees, and does not use the source `draws`.
 """
 
 import argparse

@@ -30,7 +30,9 @@ from sam_rollout.integrations.vllm.offline import (
 )
 
 os.environ[MULTIPROCESSING_ENV] = "1"  # the engine runs in its own process, as under verl
-prepare_environment()  # must precede torch: engines are forked, and threads do not survive a fork
+# This call must precede the import of torch, because it limits torch to one thread. Engines are
+# forked, and further threads do not survive a fork.
+prepare_environment()
 
 DEVICE_MS, REQUESTS = (5, 10, 20, 40), (8, 64, 128, 256)
 CELLS = [(device_ms, count) for device_ms in DEVICE_MS for count in REQUESTS]
@@ -40,8 +42,8 @@ K = 3
 MAX_TOKENS = STEPS * (1 + K) // 2
 NODES = 16  # draft tokens of a chain or tree
 SHAPES = ("chain", "tree")
-PAIRS = 4  # turns of each shape in an engine, by device time
-SHAPE_TOKENS = 180  # most tokens of a response in these turns
+PAIRS = 4  # number of turns of each shape in an engine, for each device time
+SHAPE_TOKENS = 180  # maximum length of a response in these turns
 TEXTS = RESULTS / "runs" / "off-1"  # texts of the tiny model
 NONE, SUFFIX, CLOSED, OPEN = "no drafts", "suffix decoding", "closed", "open"
 JOINED = "joined"
@@ -77,11 +79,12 @@ def measure(
     engine: Any, known: list[Any], cell: tuple[float, int], number: int, *, k: int = K,
     first: int = 0, max_tokens: int = MAX_TOKENS,
 ) -> dict[str, float]:  # fmt: skip
-    """Measure the device's mean idle time before a step, and the median of each of `PARTS`, in ms.
+    """Measure the device's mean idle time before a step, and the median time of each part, in ms.
 
-    `cell` is (milliseconds of a step, number of requests), and `known` is the result of `texts`.
-    `number` makes the identities of the cell's requests unique; `k` is the length of drafts. The
-    requests have the known texts from number `first` on.
+    The parts are listed in `PARTS`. `cell` is (milliseconds of a step, number of requests), and
+    `known` is the result of `texts`. `number` makes the identities of the cell's requests unique;
+    `k` is the length of drafts. The first request has the known text with the index `first`, and
+    the other requests have the texts that follow.
 
     Raises:
         RuntimeError: A sampled text differs from the known text.
@@ -140,7 +143,7 @@ def run_side(drafts: str, scheduling: str) -> list[dict[str, float]]:
 
 
 def run_shapes() -> list[dict[str, Any]]:
-    """Measure chains and trees by turns, every time with other texts."""
+    """Measure chains and trees in turns; each turn has other texts."""
     sources = sources_of("own", "prompt")
     sam = SamConfig(max_draft_tokens=NODES, draft_shape="auto", sources=sources)
     known, count, found = texts(), min(REQUESTS), []
@@ -162,7 +165,10 @@ def run_shapes() -> list[dict[str, Any]]:
 
 
 def run_all(rounds: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Measure all sides in turns for `rounds` rounds; return medians for each side and cell."""
+    """Measure all sides in turns; `rounds` is the number of rounds.
+
+    Return the medians of each side and cell, and the comparison of shapes (`compared`).
+    """
     from benchmarks.emulated_device import emulate
     from tests.emulated_device import asynchronous_scheduling
 

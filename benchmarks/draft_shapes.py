@@ -61,7 +61,7 @@ class Device(TreeSession):
 
 
 def replay_steps(session: TreeSession, traces: list[Trace], into: Replay, rows: int) -> None:
-    """Replay one training step after the other, with at most `rows` requests at once."""
+    """Replay one training step after the other; `rows` limits the number of requests at once."""
     for step in sorted({trace.step for trace in traces}):
         replay(session, [trace for trace in traces if trace.step == step], into, step, rows)
 
@@ -81,7 +81,7 @@ def measure(traces: list[Trace], side: str, device: str) -> dict[str, float]:
 
 
 def first_of(traces: list[Trace]) -> list[Trace]:
-    """Return the first responses of each training step, with equal shares of `MOST_TOKENS`."""
+    """Return each training step's first responses; all steps get equal shares of `MOST_TOKENS`."""
     steps = sorted({trace.step for trace in traces})
     chosen = []
     for step in steps:

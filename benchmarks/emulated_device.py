@@ -134,7 +134,8 @@ def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
             if self._scored:
                 keeper = getattr(getattr(self, "rejection_sampler", None), "_keeper", None)
                 if keeper and keeper.step:
-                    # An accelerator's attention needs this plan; the host's time counts.
+                    # An accelerator's attention needs this plan. The host's time to make the
+                    # plan is measured, too.
                     table = self.input_batch.block_table[0]
                     rows = len(keeper.step.counts)
                     SplitStep.of_runner(self, keeper.step, table.get_device_tensor(rows))
@@ -185,7 +186,7 @@ class EmulatedWorkerExtension(SamWorkerExtension):
         DEVICE.parts.clear()
 
     def device_shape(self, shape: int, k: int) -> None:
-        """Replace the gate by one that always lets k tokens of this shape be drafted."""
+        """Replace the gate by one that always allows k draft tokens, in drafts of this shape."""
         gate = ScheduleGate({2**31: k}, k)
         gate.shape = shape
         self.model_runner.drafter.session.gate = gate

@@ -1,4 +1,4 @@
-"""Measures, for each sampler, how often a sampled token changes if logits round differently.
+"""Measures, for each sampler, how often a token changes if logits are rounded differently.
 
     python -m benchmarks.exactness [--model FOLDER]... [--output benchmarks/results/exactness.json]
     python -m benchmarks.exactness --check
@@ -28,7 +28,7 @@ from sam_rollout.verification import draw_gumbel, draw_tokens, keyed_bits
 
 VOCABULARY = 151_936  # size of Qwen3's vocabulary
 BATCH = 32
-POSITIONS, DRAWS = 384, 16  # made-up distributions in a row, draws from each
+POSITIONS, DRAWS = 384, 16  # made-up distributions per table row, draws from each distribution
 RESPONSE = 10_000
 # Quantiles of a reasoning model's entropies in nats: half of the tokens have an entropy below 0.01,
 # and a fifth has more than 0.672 (Wang et al., arXiv 2506.01939, Qwen3-8B). The smallest and the
@@ -108,7 +108,7 @@ def measure(pairs: Pairs, draws: int) -> dict[str, Any]:
 
 
 def made_up(entropies: np.ndarray, disturb: Callable[..., torch.Tensor], seed: int = 0) -> Pairs:
-    """Yield pairs of Zipf-like logits with these entropies and disturbed logits."""
+    """Yield pairs: Zipf-like logits that have these entropies, and the same logits disturbed."""
     generator = torch.Generator().manual_seed(seed)
     ranks = torch.arange(1, VOCABULARY + 1).log()
     for some in torch.tensor(entropies).split(BATCH):
@@ -199,7 +199,7 @@ class Reader:
             yield hidden @ weight.T, head(hidden)
 
     def _noisy(self, low: float, high: float) -> Pairs:
-        """Yield logits, without and with noise, of positions with an entropy in this range."""
+        """Yield pairs, logits and noisy logits, for positions whose entropy is in this range."""
         generator = torch.Generator().manual_seed(0)
         for logits, _ in self._with_head(lambda hidden: hidden):
             entropy = torch.special.entr(logits.softmax(-1)).sum(-1)

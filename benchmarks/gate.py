@@ -116,8 +116,9 @@ def rollout(engine: Any, prompts: list[list[int]], number: int, sampling: dict[s
 def measure(
     engine: Any, text: str, prompts: list[list[int]], seconds: float, first: int, max_tokens: int
 ) -> tuple[list[dict[str, float]], dict[str, Any]]:
-    """Run rounds with one kind of text for about `seconds` seconds; number them from `first` on.
+    """Run rounds with one kind of text.
 
+    `seconds` is the approximate duration of all rounds, and `first` is the first round's number.
     Return tokens per second of each round and side, and each side's last `gate_report`.
     """
     sides = list(gates())
@@ -140,7 +141,11 @@ def measure(
 
 
 def summarise(rounds: list[dict[str, float]]) -> dict[str, Any]:
-    """Return medians with intervals: of each side's speed, and of the ratios `auto` / side."""
+    """Return medians with intervals of each side's speed and of two ratios.
+
+    The ratios are the speed of `auto` divided by the speed of the best fixed gate, and divided by
+    the speed of the closed gate.
+    """
     speeds = {side: median_interval([one[side] for one in rounds]) for side in rounds[0]}
     fixed = [side for side in speeds if side != "auto"]
     best = max(fixed, key=lambda side: speeds[side]["median"])
@@ -193,7 +198,8 @@ def main() -> None:
             result["rounds"] += rounds
             result |= summarise(result["rounds"])
             result["decision_us"] = {side: one["decision_us"] for side, one in reports.items()}
-            result["counters"] = reports["auto"]["counters"]  # counters of the latest call
+            # The record keeps only the counters of this program's latest run.
+            result["counters"] = reports["auto"]["counters"]
             measuring.write_record(record, arguments.output)
             shown = {name: value for name, value in result.items() if name != "rounds"}
             print(name, json.dumps(shown, indent=1), flush=True)

@@ -30,7 +30,7 @@ UPDATES = (500, 1500)  # `sam-rollout head train` makes 1500 updates by default
 
 
 def train(model: Path, texts: Path, threads: int, updates: int, folder: Path) -> dict[str, Any]:
-    """Train a head into `folder`; return its acceptance on held-out responses and the times."""
+    """Train a head, and save it in `folder`; return its acceptance on held-out texts, and times."""
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     subprocess.run(
         [

@@ -44,7 +44,10 @@ def prompts_of_round(number: int) -> list[list[int]]:
 
 
 def by_running(steps: pa.Table) -> dict[str, list[float]]:
-    """For each range of requests, sum up the steps that only decode, their seconds and tokens."""
+    """Return the numbers of steps, seconds and tokens for each range of running requests.
+
+    Steps that compute prompts, or in which a request waits, do not count.
+    """
     names = ("scheduled", "waiting", "prompt_tokens", "duration_s", "generation_tokens")
     scheduled, waiting, prompts, seconds, tokens = (steps[name].to_numpy() for name in names)
     decoding = tail_mask(scheduled, waiting, prompts, EDGES[-1] - 1)

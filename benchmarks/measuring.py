@@ -16,7 +16,10 @@ SMOLLM2 = REPOSITORY / "data" / "smollm2" / "model"  # scripts/run_smollm2_cpu.s
 
 
 def parser(about: str, record: str) -> argparse.ArgumentParser:
-    """Return a parser with the option `--output`; its description is the first line of `about`."""
+    """Return a parser with the option `--output`.
+
+    The first line of `about` becomes the parser's description.
+    """
     made = argparse.ArgumentParser(description=about.splitlines()[0])
     made.add_argument("--output", type=Path, default=RESULTS / f"{record}.json")
     return made

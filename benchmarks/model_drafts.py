@@ -39,7 +39,7 @@ SIDES = {
     "own + siblings, k = 8": ("own", "prompt"),
     "own + siblings + model, k = 8": ("own", "prompt", "model"),
 }
-LONG = "k = 8"  # sides that verify up to 8 tokens; the head still drafts K tokens
+LONG = "k = 8"  # marks sides that verify up to 8 tokens; the head still drafts K
 HEAD = MODEL.parent / "tiny_qwen3_eagle3"
 TEMPERATURES = (0.6, 0.8, 1.0)
 

@@ -28,7 +28,11 @@ def load_recorded(results: Path) -> Recorded:
 
 
 def compare_recorded(results: Path, pairs: dict[str, Any]) -> dict[str, Comparison]:
-    """Compare the runs of all pairs; `pairs` is name -> {base, sam: run names, skip_first}."""
+    """Compare the runs of all pairs.
+
+    `pairs` maps the name of each pair to a dict. The keys `base` and `sam` have lists of run names,
+    and `skip_first` has the number of first steps to leave out.
+    """
     runs = results / RUNS
     return {
         name: compare_folders(

@@ -1,6 +1,7 @@
 """Stores a small copy of a run folder in the repository, with only what a comparison reads.
 
-The copy's configuration has no paths of this machine, and no file names a host.
+The copy's configuration has no paths of this machine, and the copy does not contain the machine's
+name.
 """
 
 import json

@@ -11,8 +11,9 @@ sources are any of own, prompt, run and draws, joined by +; own is always added.
 ``auto`` or a threshold.
 
 The second epoch repeats the prompts and samples other responses. With the coupled sampler, all
-sides sample the same responses (``identical`` is their share). ``stock`` samples other responses,
-so compare its times per token.
+sides have to sample the same responses. In the record, ``identical`` is the share of responses that
+equal those of ``off``. ``stock`` samples other responses, so only its times per token can be
+compared.
 """
 
 import os

@@ -6,7 +6,7 @@
 `bash scripts/run_smollm2_cpu.sh --quick` fetches the model. The runs are those of
 `benchmarks/dapo_ab.py`. ``--check`` samples word problems without SAM (`off`), with the adaptive
 gate (`on`) and with a gate that never opens (`matched`). The check fails if a text differs, or if
-`on` takes over 4 % longer than `matched` (`LEAST`).
+`on` takes more than 4 % longer than `matched` (`LEAST`).
 """
 
 import os

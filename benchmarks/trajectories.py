@@ -1,14 +1,14 @@
-"""Compares whole rollouts of the coupled sampler with and without drafts, token for token.
+"""Compares whole rollouts with drafts to rollouts without drafts, token for token.
 
     python -m benchmarks.trajectories [--output benchmarks/results/trajectories_tiny_cpu.json]
     python -m benchmarks.trajectories --smollm2  # another model, and a record of its own
 
-The same requests are sampled at T = 1 without drafts, with a gate that opens and closes, and with
-drafts at every step, for several limits k of draft tokens. `tests/emulated_device.py` emulates
-vLLM's asynchronous scheduling on a CPU. If two responses differ, the program reports their first
-difference, and the distance from a tie: how far the lower score (log-probability plus noise) of the
-two tokens is below the best score. Rounding can change the choice only between nearly equal scores,
-so a larger distance shows an error.
+The coupled sampler samples the same requests at T = 1 without drafts, with a gate that opens and
+closes, and with drafts at every step, for several limits k of draft tokens.
+`tests/emulated_device.py` emulates vLLM's asynchronous scheduling on a CPU. If two responses
+differ, the program reports their first difference, and the distance from a tie: how far the lower
+score (log-probability plus noise) of the two tokens is below the best score. Rounding can change
+the choice only between nearly equal scores, so a larger distance shows an error.
 """
 
 import contextlib
