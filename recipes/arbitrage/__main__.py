@@ -90,8 +90,8 @@ def _problems(options: argparse.Namespace, split: str) -> list[Solution]:
 
 def _engines(options: argparse.Namespace, problems: Sequence[Solution]) -> tuple[Any, ...]:
     longest = max(len(problem.prompt) for problem in problems)
-    # vLLM stops drafting when a text comes close to `max_model_len`. 16 is twice the limit of draft
-    # tokens per step.
+    # vLLM stops drafting when a text comes close to `max_model_len`. So the limit has room for 16
+    # more tokens, twice the maximum number of draft tokens per step.
     room = {"max_model_len": longest + options.max_tokens + 16}
     both = {"dtype": options.dtype, "max_num_seqs": options.max_num_seqs, **room}
     draft, target, _ = options.memory

@@ -63,9 +63,10 @@ class Engine:
 
 
 class EngineAuthor(Engine):
-    """A model that writes steps; ``tokens`` counts what it has written in run number ``run``.
+    """A model that writes steps, in one run after another.
 
-    ``options`` are the command's options, which say how both models sample.
+    ``run`` is the number of the current run, and ``tokens`` counts the tokens that the model has
+    written in this run. ``options`` are the command's options, which say how both models sample.
     """
 
     def __init__(self, name: str, engine: LLM, options: argparse.Namespace) -> None:
@@ -189,6 +190,6 @@ class RewardModel(_Judge):
 
 
 def judging_engine(model: str, memory: float) -> Any:
-    """Run a classifier for a ``with`` statement, with a share ``memory`` of a device's memory."""
+    """Return a context manager that runs a classifier; ``memory`` is its share of device memory."""
     arguments = {"runner": "pooling", "gpu_memory_utilization": memory}
     return offline_engine(model, SamConfig(enabled=False), enable_prefix_caching=True, **arguments)

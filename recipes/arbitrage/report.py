@@ -17,7 +17,10 @@ Point = tuple[str, float]  # mode and tau
 
 
 def points(modes: Sequence[str], thresholds: Mapping[str, Sequence[float]]) -> list[Point]:
-    """Pair each mode with each of its distinct thresholds from ``router.calibrate``."""
+    """Return all points: each mode with each of its distinct thresholds.
+
+    The thresholds come from ``router.calibrate``. A mode without thresholds gets the threshold 0.
+    """
     return [(mode, tau) for mode in modes for tau in dict.fromkeys(thresholds.get(mode, [0.0]))]
 
 
@@ -32,7 +35,8 @@ def measure(
 
     ``problems`` are solutions without steps. The result has one row per point, with accuracy,
     tokens and steps of the first side's answers. For each side ("off" and "on"), the row also has
-    the ``seconds`` and the number of answers that are ``identical`` to the first side's answers.
+    the time under ``seconds``, and under ``identical`` the number of answers that equal the first
+    side's answers.
     """
     rows = []
     with authors(*setup) as both:

@@ -39,8 +39,8 @@ def collect(
 ) -> pd.DataFrame:
     """Let both models write every step of the solutions, and return one pair per step.
 
-    The target writes `samples` versions of each step, and the pair has their mean reward. The
-    answer then continues from one model's step, chosen at random.
+    The target writes several versions of each step, and the pair has their mean reward; `samples`
+    is the number of versions. The answer then continues from one model's step, chosen at random.
     """
     pairs = []
 

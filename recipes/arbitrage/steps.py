@@ -61,7 +61,7 @@ class Author(Protocol):
         """Serve the waiting requests, if there are any."""
 
     async def write(self, solution: Solution, sample: int = 0) -> Step:
-        """Write a solution's next step; each ``sample`` number gives an independent step."""
+        """Write a solution's next step; each value of ``sample`` gives an independent step."""
 
 
 # (a solution, a possible next step) -> the score of the step.
@@ -83,7 +83,7 @@ def solve(
         solutions: Answers without steps; the steps are added to them.
         author: The model that writes the first version of every step.
         choose: Chooses the final version of a step; by default the author's step is taken.
-        servers: Other models that answers wait for. A model without ``work`` answers at once.
+        servers: The other models that `choose` asks. A model without ``work`` answers at once.
         progress: Called whenever an answer ends.
     """
 

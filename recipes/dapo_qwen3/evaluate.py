@@ -1,4 +1,4 @@
-"""Measures pass@1 of a model with speculation off and on, on the same prompts and random numbers.
+"""Measures a model's pass@1 without and with speculation, for the same prompts and random numbers.
 
 Speculation must not make answers worse (section 2.2 of the article on speculation in RL training).
 A training run cannot show whether answers get worse, because the run logs only the rewards of
@@ -42,7 +42,10 @@ ABOVE_0 = ("limit", "samples", "draft_tokens", "gate", "temperature", "max_token
 
 @dataclass(frozen=True)
 class Response:
-    """A scored response; ``accuracy`` is 1.0 or 0.0, a ``clipped`` one ended at `max_tokens`."""
+    """A scored response; ``accuracy`` is 1.0 or 0.0.
+
+    ``clipped`` says whether the response ended because it had reached `max_tokens`.
+    """
 
     prompt_ids: list[int]
     text: str

@@ -85,7 +85,10 @@ PUBLIC_SETS = {
 
 
 def _require_hub(name: str) -> None:
-    """Raise ``PreparationError`` if the hub cannot be reached; the client would retry for long."""
+    """Raise ``PreparationError`` if the hub cannot be reached.
+
+    Without this check, the hub's client would retry for a long time.
+    """
     address = urlsplit(os.environ.get("HF_ENDPOINT") or datasets.config.HF_ENDPOINT)
     try:
         port = address.port or (443 if address.scheme == "https" else 80)

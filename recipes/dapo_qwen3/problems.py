@@ -29,7 +29,10 @@ class Request:
 
 
 def rows_of(data: Path | None, limit: int | None, split: str = "test") -> list[dict[str, Any]]:
-    """Read the first ``limit`` rows of the file ``data``; None means the synthetic task."""
+    """Read rows of the file ``data``, or of the synthetic task if ``data`` is None.
+
+    ``limit`` is the maximum number of rows; None means all rows.
+    """
     if data is None:
         from recipes.dapo_qwen3.prepare_data import prepare
 
@@ -46,10 +49,10 @@ def rows_of(data: Path | None, limit: int | None, split: str = "test") -> list[d
 
 
 def lay_out(prompts: Sequence[list[int]], samples: int, seed: int) -> list[Request]:
-    """Return ``samples`` requests for the prompt of each row.
+    """Return the requests for the prompts of all rows; ``samples`` is their number per row.
 
-    Random numbers are keyed by the prompt and the sample's number. So if several rows have the same
-    prompt, the numbers of their samples differ.
+    Random numbers are keyed by the prompt and the sample's number. If several rows have the same
+    prompt, their samples get different numbers, and therefore different random numbers.
     """
     number_of: dict[str, int] = {}
     asked: Counter[int] = Counter()

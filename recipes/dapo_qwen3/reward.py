@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 #: Keys of `compute_score`'s result by which groups of responses may be filtered. If a reward file
-#: declares `FIGURES`, `algorithm.filter_groups.metric` must be one of them when a run starts.
+#: declares `FIGURES`, the start of a run with dynamic sampling checks that
+#: `algorithm.filter_groups.metric` is one of them, or "reward", verl's name of the reward itself.
 FIGURES = ("acc", "score")
 #: Data sources whose answers can be written in one way only.
 EXACT_SOURCES = frozenset({"synthetic_math"})
@@ -63,7 +64,7 @@ def last_boxed(text: str) -> str:
 def last_answer_line(text: str) -> str:
     """Return the text after the last ``Answer:`` near the end of ``text``, or "".
 
-    The prompts of DAPO's data sets ask for such a line and do not mention ``\boxed{}``.
+    The prompts of DAPO's data sets ask for such a line and do not mention ``\\boxed{}``.
     """
     lines = _ANSWER_LINE.findall(text[-TAIL_CHARACTERS:])
     return lines[-1].strip(" *") if lines else ""

@@ -151,7 +151,11 @@ def _draw_operands(rng: random.Random, family: str, count: int) -> list[tuple[in
 
 
 def draw_problem(rng: random.Random, operand_count: int | None = None) -> Problem:
-    """Draw one problem with ``operand_count`` (2 to 12) operands."""
+    """Draw one problem.
+
+    ``operand_count`` is the number of operands, 2 to 12; if it is None, the number is drawn, too.
+    Sums of products have at most five operands.
+    """
     family = rng.choice(FAMILIES)
     count = operand_count or _draw(rng, OPERAND_COUNTS)
     operands = tuple(_draw_operands(rng, family, count))
@@ -169,7 +173,7 @@ def draw_problem(rng: random.Random, operand_count: int | None = None) -> Proble
 
 
 def draw_problems(seed: int, count: int, exclude: Sequence[str] = ()) -> list[Problem]:
-    """Draw ``count`` problems with distinct questions, none of which is in ``exclude``."""
+    """Draw different problems; ``count`` is their number. No question in ``exclude`` is drawn."""
     rng, seen, problems = random.Random(seed), set(exclude), []
     while len(problems) < count:
         problem = draw_problem(rng)

@@ -29,7 +29,7 @@ class Chain:
     operands: list[tuple[int, ...]]
     modulus: int
     is_product: bool
-    result: int | None = None  # The result so far of the current pass, as written.
+    result: int | None = None  # The current pass's result so far, as the response writes it.
     previous: int | None = None  # The result of the previous pass.
     done: int = 0  # Number of operands that the current pass has used.
 
@@ -96,7 +96,7 @@ class Chain:
     def _expected(
         self, factors: tuple[int, ...], stated: Sequence[tuple[int, str, int, int]]
     ) -> tuple[list[tuple[int, str, int]], int]:
-        """Return an operand's operations, and its value; the first operand has no operation."""
+        """Return an operand's operations, and its value; a first operand may have no operation."""
         before, value = self.result, factors[0]
         if len(factors) == 2:
             operations = [(factors[0], "*", factors[1])]

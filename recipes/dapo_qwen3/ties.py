@@ -11,7 +11,7 @@ import numpy as np
 from sam_rollout.config import COUPLINGS
 from sam_rollout.verification.ties import GREEDY, TIE, distance_from_tie, first_difference
 
-# Only this number of earliest divergences is examined, because each examination costs a prefill.
+# Only the earliest divergences are examined, at most this many. Each examination costs a prefill.
 MOST_LOOKED_AT = 256
 
 
@@ -31,7 +31,7 @@ class Divergence:
 
 
 def divergences(off: Sequence[Sequence[Any]], on: Sequence[Sequence[Any]]) -> list[Divergence]:
-    """List where the responses of two sides differ; sides have a list of samples per problem."""
+    """Return the divergences of two sides, which have a list of samples for each problem."""
     found = []
     for problem, (left, right) in enumerate(zip(off, on, strict=True)):
         for sample, both in enumerate(zip(left, right, strict=True)):
@@ -49,8 +49,9 @@ def look_at_ties(
     logprobs_after: Callable[[Any, list[int]], np.ndarray],
     options: argparse.Namespace,
 ) -> None:
-    """Find out whether rounding explains the earliest ``MOST_LOOKED_AT`` divergences.
+    """Find out whether rounding explains the divergences.
 
+    Only the earliest divergences are examined, at most ``MOST_LOOKED_AT``.
     ``logprobs_after(request, text)`` returns the log-probabilities, [vocabulary], of the next
     token.
     """

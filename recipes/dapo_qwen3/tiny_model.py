@@ -56,7 +56,7 @@ class TrainingSettings:
 
 
 def build_tokenizer(seed: int = 0, corpus_size: int = 3000) -> PreTrainedTokenizerFast:
-    """Train the byte-level BPE tokenizer on ``corpus_size`` problems with their demonstrations."""
+    """Train the byte-level BPE tokenizer on demonstrations; ``corpus_size`` is their number."""
     rng = random.Random(seed)
 
     def corpus() -> Iterator[str]:
@@ -146,7 +146,7 @@ def _collate(examples: Sequence[tuple[list[int], int]], pad: int) -> tuple[torch
 def _batches(
     tokenizer: PreTrainedTokenizerFast, settings: TrainingSettings, held_out: set[str]
 ) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yield batches of new demonstrations without end, grouped by length to save padding."""
+    """Yield batches of new demonstrations for ever; similar lengths in a batch save padding."""
     rng = random.Random(settings.seed)
     while True:
         pool = sorted(_examples(tokenizer, rng, 1024, held_out), key=lambda pair: len(pair[0]))
