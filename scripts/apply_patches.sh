@@ -64,7 +64,7 @@ finish() {
 trap finish EXIT
 trap 'exit 130' HUP INT TERM
 
-# Prints the name of each project that has folders in patches/, named after project and version.
+# Prints the name of each project that has folders in patches/. A folder has the name PROJECT-VERSION.
 upstreams() {
     local folder
     for folder in "$PATCHES"/*-[0-9]*/; do basename "${folder%-[0-9]*}"; done | sort -u
@@ -88,10 +88,10 @@ matches() { (cd "$1" && sha256sum --check --status "$2" 2> /dev/null); }
 # Prints, one per line, the files in folder $1 whose checksums differ from list $2.
 differing() { (cd "$1" && sha256sum --check --quiet "$2" 2> /dev/null || true) | sed 's/: FAILED.*//'; }
 
-# Copies the files that list $2 names from folder $1 to folder $3.
+# Copies files from folder $1 to folder $3; their names are in list $2.
 copy_files() { (cd "$1" && names "$2" | xargs -d '\n' cp -p --parents -t "$3"); }
 
-# Applies one patch to a copy, or reverts it with -R; prints only errors.
+# Applies one patch to a copy; with -R, takes the patch back. The tool's output goes to the log.
 run_patch() {
     local tree="$1" file="$2" direction=("${@:3}")
     if [ "$PATCH_TOOL" = patch ]; then
@@ -235,7 +235,7 @@ find_package() {
     FOLDER="$PATCHES/$NAME-$VERSION"
     RECORD="$PACKAGE_ROOT/.sam_rollout-$NAME-$VERSION"
     [ -d "$FOLDER" ] && return
-    # Patches of another checkout can be undone with the record that their application left.
+    # Another checkout's patches can be undone with the record that was left when they were applied.
     case "$ACTION" in undo | status) [ ! -d "$RECORD" ] || return 0 ;; esac
     die "$NAME $VERSION was found in $PACKAGE_ROOT; there are patches for" \
         "$NAME $(supported_versions)"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains pairs of runs without and with SAM in turn, and compares them. Both runs of a pair have the
-# same seed; each pair has another seed. The run without SAM comes first, because the run with SAM logs
+# same seed; pairs have different seeds. The run without SAM comes first, because the run with SAM logs
 # the metrics of both. The first run on a machine spends extra time on reading files and on compiling,
 # which would favour SAM. Most of this time falls into the first step, so the comparison leaves out the
 # first step of all runs.
@@ -16,8 +16,9 @@
 #                  trainer.total_training_steps=1
 #
 # The same command continues after an interruption. Finished runs are kept. A run with a checkpoint
-# (trainer.save_freq) is resumed. Any other run starts again in a new folder. A later call may change
-# repeats, which adds runs, and skip_first, which compares the same runs again.
+# (trainer.save_freq) is resumed. Any other run starts again in a new folder. A later call may have a
+# larger value of repeats, which adds runs. It may also have another value of skip_first; then the same
+# runs are compared again.
 #
 # Variables:
 #   OUTPUT_DIR   folder of the runs base-1, sam-1, base-2, ...; default outputs/compare/<experiment>.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs one node's part in a training run over many nodes, for Slurm, Kubernetes or by hand. With ssh,
-# scripts/launch_multinode.sh calls this script on every node.
+# Runs one node's part in a training run over many nodes. Slurm, Kubernetes or the user calls this
+# script on every node; with ssh, scripts/launch_multinode.sh calls it.
 #
 #   scripts/node.sh auto --config experiment=qwen3_32b_910c sam=on       # head if rank 0, else worker
 #   scripts/node.sh worker --node-rank 3 --num-nodes 8 --head-address 10.0.0.1

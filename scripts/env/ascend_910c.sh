@@ -15,7 +15,7 @@ else
 fi
 source_if_there "$ASCEND_ROOT/nnal/atb/set_env.sh"
 
-# Ray must not hide dies from workers. verl chooses a die by rank among all dies of the node.
+# Ray must not hide dies from workers, because verl chooses a die by rank among all dies of the node.
 set_default RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES 1
 
 # HCCL's ranks find each other through this interface; data goes over the NPUs' own network.

@@ -6,7 +6,7 @@
 # By default, gloo uses the address of the host name, which is often 127.0.0.1.
 set_default GLOO_SOCKET_IFNAME "$INTERFACE"
 
-# 0: Ray does not end workers if other programs use the machine's memory. Ray's daemon reads this
+# 0: Ray never ends workers, even if other programs use the machine's memory. Ray's daemon reads this
 # variable when it starts. If the run itself starts Ray, configs/device/cpu.yaml sets the variable.
 set_default RAY_memory_monitor_refresh_ms 0
 

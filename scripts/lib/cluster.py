@@ -249,7 +249,7 @@ def watch_job(
         return [part.names[r] for r, node in sorted(watch.look().items()) if not answers(node)]
 
     grace_s, deadline = part.options.loss_grace, 0.0
-    lost: list[str] = []  # nodes lost at any time; the job has failed even if they rejoin
+    lost: list[str] = []  # the nodes that were lost first; they stay here even if they rejoin
     while job.poll() is None:
         pause(POLL_S)
         if lost and time.monotonic() > deadline:
@@ -328,7 +328,7 @@ def run_head(part: Part) -> int:
 
 def run_worker(part: Part) -> int:
     """Join the cluster when its head is up, stay until the head is gone; return the status."""
-    # In Kubernetes the head has no address before its pod is up, so a worker uses its name.
+    # In Kubernetes the head has no address before its pod is up, so a worker uses the head's name.
     head, limit_s = f"{part.options.head_address}:{part.port}", part.options.timeout
     started, told_s, missed = time.monotonic(), -REPORT_S, 0
     while not is_open(part.options.head_address, part.port):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXIT_NO_CLUSTER, EXIT_NODE_LOST, EXIT_REFUSED = 3, 4, 5
-RESOURCES = {"ascend_910c": "NPU", "cuda": "GPU", "cpu": "GPU"}  # resources that verl asks of Ray
+RESOURCES = {"ascend_910c": "NPU", "cuda": "GPU", "cpu": "GPU"}  # what verl requests from Ray
 PORT, DASHBOARD_PORT = 6766, 8260  # the ports of verl's multi-node examples
 JOINED = "joined the cluster"  # the launcher searches for these words
 TAIL_LINES = 20
@@ -84,7 +84,7 @@ def split_words(name: str, text: str) -> list[str]:
 
 
 def make_parser(program: str, description: str) -> argparse.ArgumentParser:
-    """Return a parser of the options that the launcher passes to the nodes' parts."""
+    """Return a parser for the options that the launcher and scripts/node.sh share."""
     parser = argparse.ArgumentParser(prog=program, description=description)
     add = parser.add_argument
     add("--config", nargs="+", default=[], metavar="OVERRIDE", help="of the recipe, on the head")

@@ -29,7 +29,7 @@ SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
 END_S = 90.0  # time limit for a node's part to end
 # These variables hold the paths of model and data. Workers use only the model's path.
 PASSED_ON = ("MODEL_PATH", "TRAIN_FILE", "TEST_FILE")
-SHOWN = ("==> ", "error: ")  # a worker's lines are shown if they begin with these
+SHOWN = ("==> ", "error: ")  # a worker's line is shown if it begins with one of these
 
 
 class Target(NamedTuple):
@@ -111,7 +111,7 @@ class Remote:
         return common.shell_status(self._process.poll())
 
     def tell_to_end(self) -> None:
-        """Close the part's standard input, which ends it."""
+        """Close the part's standard input, which makes the part end."""
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
 

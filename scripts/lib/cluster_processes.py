@@ -39,7 +39,11 @@ def of_cluster(folder: Path) -> list[psutil.Process]:
 
 
 def end_all(processes: Iterable[psutil.Process], patience_s: float = 0.0) -> None:
-    """Send processes SIGTERM after ``patience_s`` seconds, and SIGKILL ``TERMINATE_S`` later."""
+    """End processes that do not end by themselves.
+
+    They get SIGTERM after ``patience_s`` seconds. If they still run ``TERMINATE_S`` seconds later,
+    they get SIGKILL.
+    """
     _, alive = psutil.wait_procs(list(processes), timeout=patience_s)
     for ask in (psutil.Process.terminate, psutil.Process.kill):
         for process in alive:
@@ -49,7 +53,10 @@ def end_all(processes: Iterable[psutil.Process], patience_s: float = 0.0) -> Non
 
 
 def end(process: subprocess.Popen, patience_s: float) -> None:
-    """Send a child SIGTERM, on which it ends its children, and SIGKILL after ``patience_s``."""
+    """End a child process with SIGTERM, so that it can end its own children.
+
+    If the child still runs ``patience_s`` seconds later, it gets SIGKILL.
+    """
     process.terminate()
     try:
         process.wait(timeout=patience_s)

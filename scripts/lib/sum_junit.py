@@ -26,7 +26,9 @@ def results_of(path: Path) -> Counter[str]:
 
 
 def closing_line(folder: Path, seconds: str, failed_parts: Iterable[str] = ()) -> str:
-    """Return the line with the sums over all ``*.xml``; a file has the name of its part of tests.
+    """Return the line with the sums over all ``*.xml`` files.
+
+    Each file is named after the part of the tests that it reports.
 
     A part in `failed_parts` counts as at least one failure.
     """

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Trains an experiment on this machine's CPU without and with SAM, and compares the runs.
+# Trains an experiment without and with SAM on this machine's CPU, and compares the runs.
 #
 # A script sources this file after it has set EXPERIMENT, OUTPUT_DIR and PYTHON. Arguments are further
 # values of sam, such as joined, then Hydra overrides for all runs. TIMEOUT_S limits the seconds of a run.
