@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from sam_rollout.config import ConfigError
 
-Rule = tuple[str, Any, bool, str]  # setting, its value, whether that is right, and what is allowed
+Rule = tuple[str, Any, bool, str]  # setting, value, whether the value is right, what is allowed
 
 
 @dataclass(frozen=True)

@@ -115,9 +115,9 @@ def _drafting_rules(config: DictConfig, run: RunConfig) -> Iterator[Rule]:
     if not run.sam.enabled:
         return
     rollout, data, k = config.actor_rollout_ref.rollout, config.data, run.sam.max_draft_tokens
-    # vLLM drafts for no request if one text with its k draft tokens ends less than k tokens before
-    # max_model_len (`_input_fits_in_drafter`). Texts therefore need room for 2 k - 1 more tokens;
-    # 2 k are not needed, because the last token of a text is never scored.
+    # If a single text with its k draft tokens ends less than k tokens before max_model_len, vLLM
+    # drafts for no request at all (`_input_fits_in_drafter`). Therefore max_model_len must exceed
+    # the longest text by 2 k. The last token of a text is never scored, and does not count here.
     length = rollout.max_model_len
     needed = data.max_prompt_length + data.max_response_length - 1 + 2 * k
     long_enough = (
@@ -189,8 +189,8 @@ def _check_baseline(config: DictConfig, run: RunConfig) -> Iterator[str]:
         )
 
 
-# `SETTINGS` are checked where the user starts the run, and `FILES` on every node. Cheap checks come
-# first.
+# Cheap checks come first. The doctor runs `FILES` on every node of a cluster. `SETTINGS` are the
+# same on all nodes, so they are checked only where the run is started.
 SETTINGS = (
     RunCheck("settings", lambda config, run: map(Note, _notes(config, run))),
     RunCheck("variables", lambda config, _run: map(Note, environment_notes(config))),
@@ -209,14 +209,14 @@ FILES = (
 )
 RUN_CHECKS = (*SETTINGS, *FILES)
 # A run starts with `RUN_CHECKS`. verl's own checks come later, because verl may be imported only
-# when the run's environment variables are set.
+# after the run's environment variables have been set.
 ALL_CHECKS = (*RUN_CHECKS, RunCheck("verl's own checks", check_with_verl))
 
 
 def check(
     config: DictConfig, checks: Sequence[RunCheck] = RUN_CHECKS, *, planned: bool = False
 ) -> RunConfig:
-    """Run `checks` on a composed configuration, and print the notes; for `planned` see `ask`."""
+    """Run the checks on a composed configuration, and print notes; `ask` explains `planned`."""
     run = settled(config)
     for one in checks:
         for said in ask(one, config, run, planned=planned):

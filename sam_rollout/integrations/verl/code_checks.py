@@ -21,7 +21,7 @@ LIMIT_S = 60
 REWARD = "reward.custom_reward_function"
 FILTER_METRIC = "algorithm.filter_groups.metric"
 AGENT = "actor_rollout_ref.rollout.agent"
-# Pairs of settings: the first names a file or module, the second (if any) an object in that file.
+# Pairs of settings: the first names a file or module, the second (if any) an object in it.
 _OTHER_CODE = (
     ("data.custom_cls.path", "data.custom_cls.name"),
     ("data.sampler.class_path", "data.sampler.class_name"),
@@ -35,13 +35,14 @@ _OTHER_FILES = (
 )
 _OWN_MANAGERS = {"dapo", "gdpo", "naive", "rate_limited", "remote"}  # verl 0.9.1's managers
 _OWN_LOOPS = {"single_turn_agent", "tool_agent"}
-# verl's name of a metric that every response has: the score of the response's reward.
+# verl can also filter by the reward itself, under this name. Every response has a reward.
 _CANONICAL_REWARD = "reward"
 
-# This program loads one object as verl does (verl.utils.import_utils.load_extern_object), and
-# prints a JSON object. The key `wrong` has an error about the object's name, or "". The key
-# `figures` has the names of the numbers that a reward returns. A loaded object is reported by the
-# exit status `_LOADED`, because an imported module may end the program with status 0.
+# This program loads a module, and a function or class in it, as verl does
+# (verl.utils.import_utils.load_extern_object). It then prints one line of JSON with two keys.
+# `wrong` is "", or an error text if the module has no such function or class. `figures` lists the
+# names of the numbers that a reward returns. The exit status `_LOADED` means that the program came
+# to its end. Status 0 would not show this, because the user's module may exit with status 0.
 _LOADED = 64
 _LOAD = """
 import importlib, importlib.util, json, os, sys
@@ -62,7 +63,7 @@ os._exit(64)  # without exit handlers, which may print after that line
 
 
 def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
-    """Load the reward function and its manager; check that it returns the filter's metric."""
+    """Load the reward manager and function; check that the function gives the filter's metric."""
     manager = config.reward.reward_manager
     place, allowed = "reward.reward_manager", f"must be one of {', '.join(sorted(_OWN_MANAGERS))}"
     allowed += f", or set {place}.source=importlib and module.path"
@@ -108,7 +109,7 @@ def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
 
 
 def check_other_code(config: DictConfig) -> Iterator[Fact]:
-    """Load the user's data set, sampler and model code, and check that files of tools exist."""
+    """Load the user's code for data sets, samplers and models; check that files of tools exist."""
     for where, name in _OTHER_CODE:
         if path := OmegaConf.select(config, where):
             wanted = OmegaConf.select(config, name) if name else None
@@ -125,7 +126,7 @@ def _load(
 ) -> dict[str, Any] | None:
     """Load an object with the program `_LOAD`; return the program's output, None if it is too slow.
 
-    `path` is the value of the setting `where`, and `name` is the value of the setting `field`.
+    `where` and `field` are the names of two settings; `path` and `name` are their values.
     """
     file = (path or "").removeprefix("file://")
     is_file = file.endswith(".py") and not file.startswith("pkg://")

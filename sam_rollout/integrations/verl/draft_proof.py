@@ -1,6 +1,6 @@
 """Checks, during a user's run, whether drafts have changed the sampled texts.
 
-Before the engines release their weights, they sample some responses of a training step again
+Before the engines release their weights, they sample some responses of a training step again, now
 without drafts. Random numbers depend only on response and position, so the texts with and without
 drafts must be equal. Neither training nor the draft session sees the repeated responses.
 """
@@ -37,7 +37,8 @@ def candidates(
 ) -> list[FinishedRequest]:
     """Return the requests that can be sampled again and compared.
 
-    `shares` has the finished requests of each engine, in the same order as the rows of `records`.
+    `shares` has each engine's finished requests, and `records` has each engine's records. Both list
+    the requests in the same order.
     """
     drafted = [n for one in records for n in one.requests["drafted_tokens"].to_pylist()]
     finished = [request for share in shares for request in share]
@@ -70,7 +71,8 @@ class DraftProof:
     Args:
         engine: An ``AsyncLLM`` whose ``max_logprobs`` is -1 (no limit).
         sampler: The settings of the engine's sampler.
-        recorders: Recorders of the engine's steps, which drop the steps of comparisons.
+        recorders: The recorders of the engine's steps. A comparison removes its own steps from
+            them.
     """
 
     def __init__(

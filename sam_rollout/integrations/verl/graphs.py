@@ -33,7 +33,8 @@ def capture_sizes(config: DictConfig, sam: SamConfig) -> list[int]:
     """Return the sizes to capture, in tokens; empty if the engine chooses them or captures none."""
     rollout = config.actor_rollout_ref.rollout
     given = [] if rollout.enforce_eager else list(rollout.cudagraph_capture_sizes or ())
-    # Without a drafting model, few requests have drafts, and graphs of the given sizes suffice.
+    # Without full graphs and without a drafting model, graphs of the given sizes suffice, because
+    # few requests have drafts.
     if "FULL" not in graph_mode(config) and not sam.drafts_with_model:
         return given
     each = tokens_per_request(sam)
@@ -52,8 +53,8 @@ def covered_requests(config: DictConfig, sam: SamConfig) -> int:
 def filled_up_requests(config: DictConfig, sam: SamConfig) -> int:
     """Return the largest number of requests whose drafts are padded while the gate is closed.
 
-    Padding completes each draft to k tokens. At run time, ``padding_by_rows`` decides about padding
-    from the engine's captured graphs.
+    Padding completes each draft, even an empty one, to k tokens. At run time, ``padding_by_rows``
+    decides about padding from the engine's captured graphs.
     """
     if not sam.enabled:
         return 0

@@ -50,7 +50,8 @@ def validate(config: DictConfig) -> None:
 def check_with_verl(config: DictConfig, run: RunConfig) -> Iterator[Note]:
     """Let verl check a translated copy of the configuration; yield its warnings as notes.
 
-    Do not call this in a process that starts a run: verl chooses its device when it is imported.
+    In a process that starts a run, do not call this before the run's environment variables are set:
+    this imports verl, and verl chooses its device at import.
     """
     copy = deepcopy(config)
     translate(copy, run)

@@ -116,7 +116,7 @@ def with_first_head(config: DictConfig, sam: SamConfig) -> SamConfig:
 
 
 def write_first_head(config: DictConfig, sam: SamConfig) -> None:
-    """If the run begins with a new head, write that head with random weights."""
+    """If the run begins with a new head, write that head, with random weights."""
     model = with_first_head(config, sam).sources.model
     if model.path == sam.sources.model.path:
         return
@@ -197,7 +197,7 @@ def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
 
 
 def _head_size(shape: HeadShape, more: int, tensor: int) -> DrafterSize:
-    """Return a head's memory per rank, with `more` parameters added."""
+    """Return a head's memory per rank; `more` is the number of further parameters to count."""
     whole = math.prod(shape.weights["fc.weight"])
     maps = ("t2d", "d2t")
     divided = more + sum(math.prod(d) for n, d in shape.weights.items() if n not in maps) - whole
@@ -206,6 +206,7 @@ def _head_size(shape: HeadShape, more: int, tensor: int) -> DrafterSize:
 
 
 def _sizes_of(policy: ModelShape) -> dict[str, int]:
-    # A `ModelShape` with experts has no intermediate size, which is 3 * hidden in Qwen3's models.
+    # A `ModelShape` with experts has no intermediate size. In the configurations of Qwen3's models
+    # with experts, it is 3 * hidden.
     intermediate = policy.intermediate or 3 * policy.hidden
     return {**_config_of(policy), "intermediate_size": intermediate}

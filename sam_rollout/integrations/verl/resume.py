@@ -75,7 +75,7 @@ def check_run_folder(config: DictConfig) -> Iterator[Fact]:
 
 
 def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
-    """Compare the configuration with that of the latest checkpoint's run; note changed settings.
+    """Compare the configuration with that of the latest checkpoint's run; yield the changes.
 
     Raises:
         ConfigError: Another run wrote the checkpoint, or it is unknown which run wrote it.

@@ -29,7 +29,8 @@ def plain(node: DictConfig) -> dict[str, Any]:
 def _with_absolute_paths(sam: SamConfig, run_dir: Path) -> SamConfig:
     """Make paths of enabled sources absolute; texts of responses go to the run folder by default.
 
-    Paths of disabled sources stay unchanged: vLLM compiles again when its configuration changes.
+    Paths of disabled sources stay unchanged. If unused paths differed between runs, vLLM would
+    compile the model again.
     """
     sources: Any = sam.sources  # one field for each registered source
     run, model, texts = sources.run, sources.model, sam.texts

@@ -23,7 +23,8 @@ from sam_rollout.sizing.drafting import RolloutRound
 from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN, MOST_SHARED_TOKENS
 from sam_rollout.sources.support.text_store import BYTES_PER_TOKEN
 
-# The source `run` is used only if one round's texts fill at most 1 / ROUND_SHARE of its memory.
+# With `when: fits`, the source `run` is used only if one round's texts fill at most 1 / ROUND_SHARE
+# of the source's memory.
 ROUND_SHARE = 4
 # Largest size in bytes of the folder of ended responses, if only a resumed run reads this folder.
 BYTES_TO_RESUME = 4 * MOST_SHARED_TOKENS

@@ -1,7 +1,7 @@
 """Refuses settings of verl that our classes do not support or that would have no effect.
 
-verl 0.9.1 keeps keys of older trainers that its V1 trainer never reads. Other keys are overwritten
-by our groups of settings.
+verl 0.9.1 keeps keys of older trainers that its V1 trainer never reads. Further keys have no effect
+because our groups of settings overwrite them.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,8 @@ FILTER = "algorithm.filter_groups"
 SAMPLER = "trainer.v1.sampler"
 ENGINE = f"{ROLLOUT}.engine_kwargs.vllm"
 # Keys of older releases of verl (trainer/config/legacy_reward_impl.yaml) -> keys that verl's V1
-# trainer reads. All other keys of these groups have moved to `reward` without a new name.
+# trainer reads. All other keys of the groups in `_older` have moved below `reward`, with their old
+# names.
 OLDER_KEYS = {
     "reward_model.num_workers": "reward.num_workers",
     "reward_model.reward_manager": "reward.reward_manager.name",
@@ -121,7 +122,7 @@ def _ours(config: DictConfig, kind: str) -> Iterator[KeyRule]:
     right = refills or not sampler.sync_refill_failed_groups
     allowed = "does nothing here: failed groups are left out, and dynamic_sampling adds others"
     yield f"{SAMPLER}.sync_refill_failed_groups", right, allowed
-    # We ignore `do_sample`, too: with greedy sampling, a prompt's responses would all be the same.
+    # We do not add greedy sampling to training: all responses to a prompt would be the same.
     allowed = "must be true: verl's V1 trainer ignores it"
     yield f"{ROLLOUT}.do_sample", rollout.do_sample, allowed
     right = rollout.agent.agent_loop_manager_class == AGENT_LOOP_MANAGER
