@@ -1,1 +1,1 @@
-"""Adds the rollout backend ``sam_vllm`` to verl: server, trainers, sampling, CPU platform."""
+"""Extends verl by the rollout backend ``sam_vllm``, trainers, sampling and a CPU platform."""

@@ -1,7 +1,7 @@
 """Gives every generation request of verl an identity: step, split, prompt and sibling number.
 
-The agent-loop worker stores step, split and sibling number in a context variable of the response's
-task. `IdentityClient` adds the prompt's token ids.
+Each response runs in its own asyncio task. The agent-loop worker stores the response's step, split
+and sibling number in a context variable of this task. `IdentityClient` adds the prompt's token ids.
 """
 
 import contextvars
@@ -42,8 +42,8 @@ class _Response:
     keys: RequestKeys = field(default_factory=RequestKeys)
 
 
-# Column of a batch of prompts: the sibling number of the first response to a row's prompt. Earlier
-# rows of the step with an equal prompt have used the smaller numbers.
+# Column of a batch of prompts: the sibling number of each row's first response. If earlier rows of
+# the step have an equal prompt, their responses have the smaller numbers.
 FIRST_SIBLING_COLUMN = "sam_first_sibling"
 # Column that verl adds to some batches: the number of responses to each prompt.
 OWN_NUMBER_COLUMN = "__rollout_n__"
@@ -151,19 +151,20 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
 
 
 class SamAgentLoopManager(AgentLoopManagerTQ):
-    """An agent-loop manager that gives responses to equal prompts different sibling numbers.
+    """verl's agent-loop manager; it also chooses the sibling numbers of responses.
 
-    With equal sibling numbers, these responses would draw the same random numbers.
+    Responses to equal prompts get different sibling numbers. With equal numbers, they would draw
+    the same random numbers.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(_SamAgentLoopWorker)
-        # Split -> the current step, and the number of responses to each prompt in that step.
+        # Split -> its current step, and the number of responses to each prompt so far in that step.
         self._asked: dict[str, tuple[int, Counter[str]]] = {}
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """Number the responses to equal prompts without repeats; dispatch prompts as verl does."""
+        """Dispatch prompts as verl does, with the sibling number of each row's first response."""
         # `prompts.get` would return a wrapper, which is always true.
         validate = bool(prompts["validate"]) if "validate" in prompts else False
         split, step = VAL_SPLIT if validate else TRAIN_SPLIT, int(prompts["global_steps"])

@@ -1,6 +1,6 @@
 """Records failed responses: agent-loop workers note them, and the trainer collects them.
 
-Each kind of error is stored and logged once, with the number of responses that failed with it. If
+Each kind of error is stored and logged once, with a count of the responses in which it occurred. If
 too many responses fail, the run ends with a message that names the first error.
 """
 
@@ -18,8 +18,8 @@ from ray.exceptions import ActorDiedError, RayTaskError
 logger = logging.getLogger(__name__)
 
 LEAST_GROUPS = 8
-# Number of kinds of errors that a worker stores until the next call of `take`. Errors of further
-# kinds are counted under the kind that was stored last.
+# Largest number of kinds of errors that a worker stores until the next call of `take`. Errors of
+# further kinds are counted under the kind that was stored last.
 MOST_KINDS = 20
 MOST_CHARACTERS = 500
 LOOK_S = 1.0  # Time between two requests for the workers' failures.
@@ -145,7 +145,9 @@ class FailureWatch:
         self.book = FailureBook()
 
     def look(self) -> None:
-        """Collect the workers' failures, without waiting for answers that have not come yet.
+        """Ask the workers for failures, or take their answers to an earlier call.
+
+        This does not wait: answers are taken only when all workers have answered.
 
         Raises:
             RolloutFailedError: A worker reported an error of a type in `FATAL`.
@@ -201,9 +203,9 @@ class FailureWatch:
     def check(self, where: str, submitted: int, failed: int, *, limit: float, empty: bool) -> None:
         """End the run if all groups failed, or if the share of failed groups is above `limit`.
 
-        A group has failed if one of its responses failed. `empty` says that failed groups have no
-        response at all. With fewer than `LEAST_GROUPS` groups, the run ends only if all groups
-        failed and `empty` is true.
+        A group has failed if one of its responses failed. If `empty` is true, the failed groups
+        have not a single response. With fewer than `LEAST_GROUPS` groups, the run ends only if all
+        groups failed and `empty` is true.
         """
         all_failed = 0 < failed == submitted
         if submitted < LEAST_GROUPS:

@@ -1,10 +1,10 @@
 """Continues responses that verl's asynchronous trainers interrupt at a weight update.
 
 verl aborts all running requests, and later sends a new request for each response. The new prompt is
-the old prompt followed by the tokens sampled so far. To vLLM this is a new response, so sampling
-rules would ignore the tokens sampled before the interruption:
+the old prompt followed by the tokens sampled so far. In vLLM a new request begins a new response,
+so sampling rules would ignore the tokens sampled before the interruption. Therefore:
 
-* `continued` reduces ``min_tokens`` by the number of tokens sampled before.
+* `continued` reduces ``min_tokens`` by the number of these tokens.
 * Requests with other rules (`BEGIN_ANEW`), which only an agent loop can set, are refused.
 """
 
@@ -34,7 +34,10 @@ tokens_by_weights: ContextVar[Counter[int]] = ContextVar("sam_tokens_by_weights"
 
 
 def continued(sampling: Mapping[str, Any], resumed: int) -> dict[str, Any]:
-    """Return sampling parameters for a request whose prompt ends with `resumed` response tokens."""
+    """Return a request's sampling parameters, adjusted if the request continues a response.
+
+    `resumed` is the number of the response's tokens that the prompt already contains.
+    """
     if not (least := sampling.get("min_tokens")):
         return dict(sampling)
     return {**sampling, "min_tokens": max(least - resumed, 0)}
@@ -61,6 +64,6 @@ class _CountingClient(LLMServerClient):
 class InterruptedClient(FullyAsyncLLMServerClient, _CountingClient):
     """Continues interrupted responses, and counts tokens by the weights that sampled them.
 
-    verl's class sends each request of a response with ``super().generate``, which is
+    verl's class sends each request of a response with ``super().generate``, which is here
     `_CountingClient.generate`.
     """

@@ -1,7 +1,8 @@
-"""Adds to verl's loggers: tags and groups in wandb, a TensorBoard layout, curves, error handling.
+"""Extends verl's loggers by tags and groups in wandb, a TensorBoard layout, and curves.
 
-verl's ``Tracking`` calls ``wandb.init`` without tags and groups, and every error of wandb ends the
-training. `start_wandb` creates the run first; verl's ``wandb.init`` then returns that run.
+With verl alone, any error of wandb ends the training. Here, such errors only cause warnings. verl's
+``Tracking`` calls ``wandb.init`` without tags and groups. Before this call, `start_wandb` creates
+the wandb run with tags and a group; verl's call then returns this run.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""Joins the records of an engine's workers, step recorder and server for the trainer."""
+"""Joins an engine's records for the trainer: those of its workers, step recorder and server."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -85,8 +85,8 @@ def join_records(
     """Join the records of an engine's workers, its recorder and the server.
 
     `workers` has the workers' answers to the call `sam_drain`; a worker without a draft session
-    answers None. The call was sent at `asked_s`, by this process's monotonic clock. With `traced`,
-    the result includes token ids.
+    answers None. `asked_s` is the time of the call, on this process's monotonic clock. If `traced`
+    is true, the result includes token ids.
     """
     session = next((part for part in workers if part), None)
     steps = on_this_clock(session, asked_s) if session else None

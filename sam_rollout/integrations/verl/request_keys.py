@@ -1,4 +1,4 @@
-"""Chooses a name for each request of a response; the name keys the request's random numbers.
+"""Chooses a name for each request of a response, as a key of the request's random numbers.
 
 A random number depends on the name and on the position in the text. Requests of a response may
 share a name only if each request continues the text of the previous request.

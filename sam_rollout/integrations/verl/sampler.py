@@ -1,10 +1,10 @@
 """Samples as DAPO does, in rounds or with refill, and counts what was sampled.
 
 A group (all responses to one prompt) has no signal if the filter metric is the same in all its
-responses. verl 0.9.1's refill replaces such a group's prompt at once, so that timing decides which
-prompts a step trains on. The published DAPO setups use rounds: they sample ``gen_batch_size``
-prompts, wait for all responses, drop groups without signal, and keep the first ``train_batch_size``
-groups in dataset order. If too few groups are left, another round follows.
+responses. With verl 0.9.1's refill, another prompt replaces such a group at once. Which prompts a
+step trains on then depends on timing. The published DAPO setups use rounds: they sample
+``gen_batch_size`` prompts, wait for all responses, drop groups without signal, and keep the first
+``train_batch_size`` groups in dataset order. If too few groups are left, another round follows.
 
 The metrics include the accuracy before filtering, because the filter also drops groups whose
 answers are all right.
@@ -35,8 +35,9 @@ class _ObservedReplayBuffer(ReplayBuffer):
     """verl's replay buffer, which also stores the order of prompts and every group's accuracies.
 
     Args:
-        sampler_kwargs: ``filter_metric`` is an entry of the reward's extra info, or None to keep
-            every group; ``max_rounds`` 0 means no limit. `translation.py` sets all keys.
+        sampler_kwargs: `translation.py` sets all keys. ``filter_metric`` is the name of the metric
+            that groups are filtered by; if it is None, every group is kept. ``max_rounds`` limits
+            the rounds of a step; 0 means no limit.
     """
 
     def __init__(self, *, sampler_kwargs: Any, **kwargs: Any) -> None:
@@ -67,7 +68,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         self._trained: list[str] = []
 
     def note_submitted(self, uids: list[str]) -> None:
-        """Store the dataset order of prompts, which the trainer is about to submit."""
+        """Store the dataset order of prompts that the trainer is about to submit."""
         for uid in uids:
             self._order.setdefault(uid, next(self._numbers))
 
@@ -184,7 +185,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         return {metric_name(TRAIN_SPLIT, f"rounds/{name}"): v for name, v in values.items()}
 
     def _staleness(self) -> float | None:
-        """Return the mean age of the weights that sampled the batch's tokens, in weight updates."""
+        """Return the mean age, in updates, of the weights that sampled the batch's tokens."""
         trained = set(self._trained)
         counts = [
             pair
@@ -234,7 +235,7 @@ class AsyncRefillReplayBuffer(RefillReplayBuffer, ReplayBufferAsync):
         self._times_s: list[float] = []  # durations of the step's batches so far
 
     def note_restored(self) -> None:
-        """Take over a checkpoint's groups; no later step counts its finished groups again."""
+        """Take over a checkpoint's groups; finished ones do not count in later steps."""
         self._sync_metadata_from_transfer_queue()
         restored = self.prompt_global_steps[TRAIN_SPLIT]
         # Used responses are deleted, because verl would write them into every later checkpoint.

@@ -60,7 +60,7 @@ ENGINE_THREADS_ENV = "SAM_ENGINE_OMP_NUM_THREADS"
 def sleep_level(deepest: int, sam: SamConfig) -> int:
     """Return the deepest sleep level that an engine may use.
 
-    Level 2 drops all weights, and no weight sync brings a drafting model's weights back.
+    Level 2 drops all weights. A sync of the policy's weights does not restore a drafting model's.
     """
     return min(deepest, 1) if sam.drafts_with_model and sam.sources.model.path else deepest
 
@@ -168,7 +168,8 @@ class SamHttpServer(vLLMHttpServer):
         extra_args = sampling_params.get("extra_args") or {}
         identity = RequestIdentity.from_extra_args(extra_args)
         resumed = identity.resumed(len(prompt_ids)) if identity else 0
-        # vLLM sends a response once, at its end. By default, every output has all tokens so far.
+        # With this setting, vLLM sends one output per response, at the response's end. By default,
+        # vLLM sends an output after every step, each with all tokens so far.
         one_output = {"output_kind": RequestOutputKind.FINAL_ONLY}
         sampling_params = continued(sampling_params, resumed) | one_output
         call = object()  # ids are not unique: with full_determinism, parallel requests share an id
@@ -221,8 +222,8 @@ class SamHttpServer(vLLMHttpServer):
         """Number of admitted requests on their way to the engine.
 
         Before verl interrupts requests, it waits up to 60 s for this number to be 0. verl itself
-        counts a request until its first output. Our requests have only one output, at their end, so
-        verl would wait until requests have ended.
+        counts a request until its first output. Our requests have only one output, at their end.
+        With its own count, verl would therefore wait until requests have ended.
         """
         return len(self._landing)
 
@@ -247,7 +248,7 @@ class SamHttpServer(vLLMHttpServer):
         aborted = await super().abort_all_requests(*args, **kwargs)
         if self.node_rank != 0:
             return aborted  # The engine belongs to the replica's first server.
-        # Wait until the records include all sampled tokens, because the trainer collects them next.
+        # The trainer collects the records next. Wait until they include all sampled tokens.
         deadline = time.monotonic() + ABORTED_WITHIN_S
         while self._admitted_s and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
@@ -285,7 +286,7 @@ class SamHttpServer(vLLMHttpServer):
     async def drain_records(
         self, step: int, split: str, keep: bool = False
     ) -> list[ReplicaRecords]:
-        """Return each engine's new records; with `keep`, `check_drafts` can repeat requests."""
+        """Return each engine's new records; `keep` lets `check_drafts` sample requests again."""
         asked_s = time.monotonic()
         going_on = [*self._interrupted, *self._under_way.values()]
         self._interrupted = []
@@ -311,7 +312,9 @@ class SamHttpServer(vLLMHttpServer):
         return records
 
     async def check_drafts(self, count: int, seed: int) -> list[Compared]:
-        """Sample `count` of the last collected requests again without drafts, and compare texts.
+        """Sample some of the last collected requests again, without drafts, and compare texts.
+
+        `count` is the largest number of requests to sample again.
 
         Raises:
             RuntimeError: Requests are running, and would lose their drafts.

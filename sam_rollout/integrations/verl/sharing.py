@@ -4,8 +4,9 @@ Several times per second each server asks its engines for newly sampled pieces o
 them to the servers that run siblings. Servers are Ray actors and call each other directly. Each
 announces which prompts it runs.
 
-If replicas keep texts in different folders, each ended response is sent once to every other folder:
-to the replica with the lowest number that uses it. `find_name` identifies a folder.
+If replicas keep texts in different folders, each ended response has to reach every other folder. It
+is sent to one replica per folder, namely to the lowest-numbered replica that uses this folder.
+`find_name` returns a name that identifies a folder.
 
 No request waits for sharing. Pieces are lost if a server dies, a queue is full or a call fails.
 Lost pieces are counted, and only reduce acceptance.
@@ -32,8 +33,8 @@ from sam_rollout.sources.support.text_store import name_of
 
 logger = logging.getLogger(__name__)
 
-# Minimum time between two turns, in seconds. The earlier a text arrives, the more it helps, but
-# every turn costs the engines time.
+# Minimum time between two calls of `share` (turns), in seconds. A text helps more if it arrives
+# early, but every turn costs the engines time.
 INTERVAL_S = 0.05
 # Limits of messages and pieces per second. Above them, turns come less often.
 MESSAGES_PER_S = 64
@@ -175,7 +176,7 @@ class TextSharing:
         prompt_ids: Sequence[int],
         response_ids: Sequence[int],
     ) -> None:
-        """Send an ended response to one server of every folder of texts except this server's."""
+        """Send an ended response to one server per folder; this server's folder is left out."""
         keepers = {peer.folder: peer for _, peer in sorted(self._peers.items(), reverse=True)}
         others = [peer for folder, peer in keepers.items() if folder not in ("", self._folder)]
         if not self._folder or not others or not is_of_training(identity) or not response_ids:
