@@ -62,7 +62,10 @@ class HeadTraining:
         self._capture = StateCapture(self._part, layers, settings.window, windows, rng)
 
     def reading(self, responses: int) -> AbstractContextManager[None]:
-        """Return a context that captures hidden states from verl's pass over `responses` texts."""
+        """Return a context that captures hidden states from verl's forward pass over a batch.
+
+        `responses` is the number of responses in the batch.
+        """
         return nullcontext() if self.online.failed else self._capture.running(responses)
 
     def learn(self, seconds: float) -> dict[str, float]:

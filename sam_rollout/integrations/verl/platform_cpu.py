@@ -63,7 +63,8 @@ class PlatformCPU(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        # Every CUDA machine has a CPU, too, so only the environment variable chooses this platform.
+        # Machines with GPUs have a CPU, too. A CPU alone therefore does not select this platform;
+        # the environment variable does.
         return os.environ.get(PLATFORM_ENV) == "cpu"
 
     def current_device(self) -> torch.device:
@@ -107,8 +108,8 @@ class PlatformCPU(PlatformBase):
 def use_single_gloo_backend() -> None:
     """Make verl name the backend ``cpu:gloo`` only once when it creates its process group.
 
-    verl 0.9.1 joins "<device>:<backend>" and "cpu:gloo". torch refuses this if the device is a CPU.
-    ``tests/integration/test_verl_workarounds.py`` fails when verl has fixed this.
+    On a CPU, verl 0.9.1 asks torch for the backend ``cpu:gloo,cpu:gloo``, which torch refuses. When
+    verl has fixed this, ``tests/integration/test_verl_workarounds.py`` fails.
     """
     import verl.utils.distributed as verl_distributed
 

@@ -27,7 +27,7 @@ _ROLLOUT_REGISTRY[ROLLOUT_NAME, "async"] = (
 )
 
 # vLLM's API server imports model_hosting_container_standards, which sets the root logger to the
-# level in this variable. Its default, ERROR, would hide all our warnings.
+# level in the variable below. The default level, ERROR, would hide all our warnings.
 if "LOG_LEVEL" not in os.environ:
     os.environ.setdefault("SAGEMAKER_CONTAINER_LOG_LEVEL", "WARNING")
 

@@ -100,7 +100,8 @@ class FsdpPart:
     def tokens(self, output: Tensor, micro_batch: Any) -> Tensor:
         offsets = micro_batch["input_ids"].offsets().tolist()
         rows, total = output.shape[1], offsets[-1]
-        # Without Ulysses, texts may be padded to the longest text. Ulysses divides packed texts.
+        # Without Ulysses, texts may be padded to the longest text. With Ulysses, texts are packed,
+        # and the processes divide the packed tokens.
         if self.share == 1 and len(output) == len(offsets) - 1 and rows < total:
             texts = itertools.pairwise(offsets)
             return torch.cat([padded_tokens(begin, end - begin, rows) for begin, end in texts])
@@ -143,7 +144,7 @@ def find_room(shape: Sequence[int], tied: bool) -> list[Tensor]:
 
 
 def padded_tokens(begin: int, length: int, rows: int) -> Tensor:
-    """Return `length` token numbers from `begin` on, followed by `PADDING`, as int64 [rows]."""
+    """Return int64 [rows]: token numbers from `begin` to `begin + length - 1`, then `PADDING`."""
     return torch.arange(begin, begin + rows).masked_fill_(torch.arange(rows) >= length, PADDING)
 
 

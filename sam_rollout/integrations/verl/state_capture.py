@@ -1,4 +1,4 @@
-"""Captures hidden states of parts of responses while verl computes old log-probabilities.
+"""Captures hidden states in windows of texts while verl computes old log-probabilities.
 
 A window is a sequence of consecutive tokens of a prompt and its response. Hooks keep the outputs
 of the layers that a draft head reads. After the forward passes, processes that share texts add up
@@ -22,7 +22,7 @@ from sam_rollout.integrations.verl.policy_part import PolicyPart, this_device
 
 @dataclass(frozen=True, eq=False)
 class _Window:
-    begin: int  # number of the first token in the micro-batch
+    begin: int  # the first token's number within the micro-batch
     tokens: Tensor  # token ids, on the host
     prompt: int  # number of tokens that belong to the prompt
     keeper: int  # rank of the process that keeps the window
@@ -33,7 +33,9 @@ class _States:
     window: _Window
     index: int  # index of the module
     tokens: Tensor  # [tokens], positions in the window
-    states: Tensor  # [tokens, hidden + 1], on the host; the last column (1) counts contributions
+    # [tokens, hidden + 1], on the host. The last column is 1. Summed over processes, it says how
+    # many processes had a token's state.
+    states: Tensor
 
 
 class StateCapture:

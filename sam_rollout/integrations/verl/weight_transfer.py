@@ -1,4 +1,4 @@
-"""Sends a draft head in a weight sync, and ends the sync with an error when its receiver fails.
+"""Sends a draft head in a weight sync, and ends the sync with an error when the receiver fails.
 
 verl's sender waits for an answer to each bucket, and a receiver that failed never answers. Our
 receiver therefore sends its error on a second socket, and our sender listens to both sockets.
@@ -39,7 +39,7 @@ def tell_sender(zmq_handle: str, error: BaseException) -> None:
 
 
 class _WatchedSocket:
-    """The sender's socket; a wait on it ends with an error if the receiver reports an error."""
+    """The sender's socket; waiting for it raises an error if the receiver reports one."""
 
     def __init__(self, socket: Any, failures: Any) -> None:
         self._socket, self._failures = socket, failures
@@ -97,7 +97,7 @@ class WeightReceiving:
     """A mixin that reports a failed sync to the sender; list it before verl's worker extension."""
 
     def update_weights_from_ipc(self, *args: Any, **kwargs: Any) -> None:
-        """Receive a weight sync as verl does, and send an error to the sender if it fails."""
+        """Receive a weight sync as verl does; if that fails, send the error to the sender."""
         try:
             with ties_over_buckets():
                 super().update_weights_from_ipc(*args, **kwargs)  # type: ignore[misc]
