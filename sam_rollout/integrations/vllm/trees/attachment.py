@@ -18,7 +18,7 @@ ATTENTION = {
     "npu": "sam_rollout.integrations.vllm_ascend.trees:AscendTreeAttention",
 }
 
-# The runner of vllm-ascend is bound once more when its cache is ready.
+# In vllm-ascend, the drafter is bound to the runner once more when the runner's cache is ready.
 NOT_YET = "the engine's cache is not ready"
 
 
@@ -72,8 +72,8 @@ def _attention_of_device() -> Any:
 def attach_trees(runner: Any, with_model: bool) -> tuple[TreeKeeper, list[Wrapper]]:
     """Prepare a runner for trees; its cache and our sampler must be ready.
 
-    Returns the keeper of the trees, and other objects to detach before the keeper. `with_model`
-    says whether the engine also runs a draft model.
+    Returns the keeper of the trees, and other wrappers, which must be detached before the keeper.
+    `with_model` says whether the engine also runs a draft model.
     """
     keeper = TreeKeeper(runner)
     attention = _attention_of_device()(runner, keeper)

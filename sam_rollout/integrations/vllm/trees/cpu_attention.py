@@ -1,10 +1,11 @@
-"""Computes attention of draft trees with vLLM's CPU kernel, bit for bit as for chains.
+"""Computes attention of draft trees with vLLM's CPU kernel, with the same bits as for chains.
 
 The kernel can attend over texts, but not over trees. Here every path through a tree becomes a text
-of its own. All paths share the pages of the context. The page in which the tree begins is copied to
-spare pages at the end of the cache, and the path's keys and values are written to these pages. A
-token that several paths share is computed in only one of them. So attention sums over a token's
-context in the same order as in plain decoding, and the same token is drawn.
+of its own. All paths share the pages of the context. The first path keeps its own slots. For each
+further path, the page in which the tree begins is copied to a spare page at the end of the cache,
+and the path's keys and values are written to this page and the spare pages after it. A token that
+several paths share is computed in only one of them. Because a path is a text, attention sums over a
+token's context in the same order as in plain decoding. So the same token is drawn.
 
 Copies cost a page per branch and layer, which is little in a step that reads the whole model. Pages
 are copied whole and filled by vLLM's own operator, so this module does not depend on their layout.
@@ -38,7 +39,7 @@ class _Call(NamedTuple):
 
 
 class CpuTreeAttention(TreeAttention):
-    """Calls the kernel of vLLM's attention layers with paths; `detach` leaves the spare pages."""
+    """Calls the kernel of vLLM's attention layers with paths; spare pages stay after `detach`."""
 
     implementation = CPUAttentionBackendImpl
     goes_with_model = True
@@ -49,7 +50,8 @@ class CpuTreeAttention(TreeAttention):
         for layer in self._layers:
             self._add_spare_pages(layer)
         self._page = self._layers[0].kv_cache.shape[2]
-        # Keys and values of the step's trees, by layer: those of accepted tokens may have to move.
+        # Each layer, with the keys and values of the step's trees. If tokens are accepted, their
+        # keys and values may have to move.
         self._computed: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
         self._tree_tokens = torch.zeros(0, dtype=torch.int64)
 
@@ -60,8 +62,8 @@ class CpuTreeAttention(TreeAttention):
             return
         spare = cache.new_zeros((_SPARE_PAGES, *cache.shape[1:]))
         layer.kv_cache = torch.cat([cache, spare])
-        # The runner copies pages of the caches in a list of its own. Replacing the entry there also
-        # frees the shorter cache.
+        # The runner has its own list of the caches, for copying pages. Replacing the cache in this
+        # list also frees the shorter cache.
         caches = self._runner.kv_caches
         for number, one in enumerate(caches):
             if one.data_ptr() == cache.data_ptr():

@@ -1,10 +1,10 @@
 """Computes attention of draft trees on NVIDIA GPUs; FlashAttention attends to the context.
 
-A kernel of our own attends to the trees, merges the result with that for the context by their
-log-sum-exps, and writes the output (`cuda_kernels.py`).
+Our own kernel (`cuda_kernels.py`) attends to the trees. It merges its result with FlashAttention's,
+weighted by the log-sum-exps of both, and writes the output.
 
-Between piecewise graphs, attention can be replaced. In full graphs it cannot, so engines with full
-graphs draft chains.
+Piecewise graphs do not contain attention, so it can be replaced. Full graphs contain it, so engines
+with full graphs draft chains.
 """
 
 from typing import Any

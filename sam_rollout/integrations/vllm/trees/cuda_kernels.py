@@ -40,9 +40,10 @@ def add_trees(
 
 
 def block(width: int, least: int = 16) -> int:
-    """Return the length of a block's dimension for `width` entries: a power of two.
+    """Return the length of a block's dimension that holds `width` entries: a power of two.
 
-    `tl.dot` needs at least 16. With a larger minimum, fewer kernels have to be compiled.
+    The length is at least `least`; `tl.dot` needs 16. A larger minimum gives equal lengths for more
+    widths, so fewer kernels have to be compiled.
     """
     return max(least, triton.next_power_of_2(width))
 
@@ -68,7 +69,7 @@ def _add_tree(
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     scores = tl.where(seen, scores, float("-inf"))
     before = tl.load(lse + head * lse_stride + place, node < nodes, 0.0)
-    before = tl.where(before == float("inf"), float("-inf"), before)  # of an empty context
+    before = tl.where(before == float("inf"), float("-inf"), before)  # the context is empty
     most = tl.maximum(tl.max(scores, axis=1), before)
     weights = tl.exp(scores - most[:, None])
     before = tl.exp(before - most)
@@ -76,7 +77,7 @@ def _add_tree(
     mixed = tl.dot(weights, v, input_precision="ieee")
     context = tl.load(found + place[:, None] * found_stride + at, inside, 0.0).to(tl.float32)
     mixed = (mixed + before[:, None] * context) / total[:, None]
-    # A smaller tree is filled up with its first token, which only its first place may write.
+    # A smaller tree is filled up with copies of its first token, which write no output.
     is_real = (node == 0) | (token != tl.load(tokens + row * nodes))
     here = output + token[:, None] * output_stride + at
     tl.store(here, mixed.to(output.dtype.element_ty), inside & is_real[:, None])
@@ -86,7 +87,7 @@ def move_accepted(
     kv_caches: list[torch.Tensor], axis: int, slots: torch.Tensor, first: torch.Tensor,
     path: torch.Tensor, token_ids: torch.Tensor,
 ) -> None:  # fmt: skip
-    """Move keys and values of accepted tokens to the slots of a chain, in all layers at once.
+    """Move accepted tokens' keys and values to the slots of a chain, in all layers at once.
 
     The host does not wait for the device.
 
@@ -127,7 +128,7 @@ def _move(
     inside = element < width
     offset = element // size * head_stride + element % size
     root = tl.load(first + row)
-    # A node's index is at least its depth, so no move overwrites what a later one reads.
+    # A node's index is at least its depth, so no move overwrites what a later move reads.
     for depth in range(1, depths):
         node = tl.load(path + row * path_stride + depth)
         if (tl.load(token_ids + row * token_stride + depth) >= 0) & (node != depth):

@@ -38,7 +38,7 @@ class DrafterInputs(Wrapper):
         sample_hidden: torch.Tensor,
         aux_hidden: list[torch.Tensor],
     ) -> None:
-        """Move each request's accepted tokens, with their hidden states, to its first indices.
+        """Move accepted tokens and their hidden states to the indices that a chain would have.
 
         Args:
             path: int64 [B, N + 1], the accepted path's node at each depth, 0 beyond the path's end.

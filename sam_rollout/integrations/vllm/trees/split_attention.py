@@ -2,8 +2,9 @@
 
 An accelerator's kernel for paged caches has no mask for a tree. But all tokens of a tree attend to
 the whole text before the tree, so the kernel computes this part without a mask, and returns the
-log-sum-exp of its scores. In the other part, the tokens of the tree attend to each other: at most
-k + 1 tokens per request, with plain operations. The log-sum-exps say how to weigh the two results.
+log-sum-exp of its scores. In the other part, the tokens of a tree, at most k + 1, attend to each
+other: in our Triton kernel on GPUs, in torch operations on NPUs. The log-sum-exps of both parts
+give the weights for adding the two results.
 
 Rows without a tree keep the engine's own attention. If all tokens of a step belong to trees, the
 engine's attention is left out, unless it also writes the cache (`writes_cache`).
@@ -38,7 +39,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 GIVEN_INT64 = given(types.int64)
 
-# Differences up to these numbers count as rounding in the trial, where values are about 1.
+# In the trial (`why_not`), values are about 1. Differences up to these numbers count as rounding.
 ROUNDING = {torch.float32: 2e-3, torch.float16: 0.04, torch.bfloat16: 0.04}
 
 
@@ -49,7 +50,7 @@ class SplitStep(NamedTuple):
     """
 
     tokens: torch.Tensor  # int64 [R, T], indices among the step's tokens
-    starts: torch.Tensor  # int32 [R + 1], where each tree begins in [R * T]
+    starts: torch.Tensor  # int32 [R + 1], where each tree begins among the R * T tokens
     own: torch.Tensor  # bool [R, T, T], [:, i, j]: token i attends to token j
     context: torch.Tensor  # int32 [R], number of tokens in the text before the tree
     lengths: list[int]  # `context` on the host
@@ -58,7 +59,7 @@ class SplitStep(NamedTuple):
 
     @classmethod
     def of_runner(cls, runner: Any, trees: StepTrees, table: torch.Tensor) -> SplitStep:
-        """Read the trees of a runner's step; `table` as for `of`."""
+        """Read the trees of a runner's step; see `of` for `table`."""
         rows = len(trees.counts)
         starts = runner.query_start_loc.np[: rows + 1]
         return cls.of(trees, starts, runner.input_batch.num_computed_tokens_cpu[:rows], table)
@@ -67,7 +68,7 @@ class SplitStep(NamedTuple):
     def of(
         cls, trees: StepTrees, starts: np.ndarray, computed: np.ndarray, table: torch.Tensor
     ) -> SplitStep:
-        """Read a step's trees, of which at least one branches.
+        """Read the branching trees of a step; there must be at least one.
 
         Args:
             trees: the step's trees.
@@ -110,7 +111,7 @@ def _split(rows, counts, first, starts, computed, parents, tokens, own, lengths)
     for tree in range(rows.size):
         i = rows[tree]
         lengths[0, tree] = tree * nodes
-        # Tokens of the step before the last known token are context, too.
+        # The step's tokens that come before the last known token are context, too.
         lengths[1, tree] = computed[i] + first[i] - starts[i]
         real += counts[i] + 1
         for node in range(nodes):
@@ -136,7 +137,7 @@ class SplitTreeAttention(TreeAttention):
 
     table_name: ClassVar[str]  # name of the block table in the attention's metadata
     writes_cache: ClassVar[bool]  # whether the implementation's `forward` also writes the cache
-    cache_axis: ClassVar[int]  # axis of a layer's cache with the keys at 0, the values at 1
+    cache_axis: ClassVar[int]  # axis of a layer's cache: 0 has the keys, 1 the values
 
     def __init__(self, runner: Any, keeper: TreeKeeper) -> None:
         super().__init__(runner, keeper)
@@ -201,11 +202,11 @@ class SplitTreeAttention(TreeAttention):
 
     @classmethod
     def deviation(cls, impl: Any, runner: Any) -> float:
-        """Return the largest difference of `compute` from undivided attention on the host.
+        """Return the largest difference between `compute` and undivided attention on the host.
 
-        It is infinite if `move` moves other keys and values than it should. Trees and texts are
-        made up: a text has one token, one fills a page, one exceeds 512 tokens. Operators of
-        accelerators have been wrong beyond that length.
+        The result is infinite if `move` moves other keys and values than it should. Trees and texts
+        are made up. One text has a single token, one fills a page, and one exceeds 512 tokens, the
+        length beyond which operators of accelerators have been wrong.
         """
         k, block_size = runner.num_spec_tokens, runner.cache_config.block_size
         contexts = np.array([1, block_size, 3, 520 + 2 * block_size], np.int32)

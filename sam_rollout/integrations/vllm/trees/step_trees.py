@@ -96,8 +96,8 @@ class TreeKeeper(Wrapper):
     def keep(self, request_ids: list[str], batch: DraftBatch) -> None:
         """Keep the shapes of the drafts that are being proposed.
 
-        Earlier shapes are kept for requests that are not in this batch: if a step had no room for
-        a request, the request's drafts wait for a later step.
+        Requests that are not in this batch keep their earlier shapes: if a step has no room for a
+        request, the request's drafts wait for a later step.
         """
         if not batch.has_trees and not self._row_of:
             return
@@ -158,7 +158,7 @@ def trees_of(
     Args:
         counts: int32 [B], number of each request's draft tokens.
         kept: int32 [B], the row of `kept_parents` that has the request's tree; -1: a chain.
-        ends: int32 [B], the index behind the request's last token among the step's tokens.
+        ends: int32 [B], index after each request's last token, counted in the step's tokens.
         kept_parents: int32 [rows, k], the draft token that each draft token follows; -1: none.
 
     Returns:

@@ -1,7 +1,8 @@
 """Verifies draft trees with our rejection sampler.
 
-A token is drawn from every node's logits, and the path whose tokens were drawn is kept. Penalties
-and similar rules count the tokens on the path to the node as text before the drawn token.
+A token is drawn from every node's logits, and the path whose tokens were drawn is kept. For
+penalties and similar rules, the tokens on the path to a node belong to the text before the token
+that is drawn there.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from sam_rollout.verification.trees import verify_tree
 
 
 def with_trees(sampler: KeyedRejectionSampler, *args: Any, **options: Any) -> TreeRejectionSampler:
-    """Make a `TreeRejectionSampler` that is also a subclass of the sampler's own class."""
+    """Make a `TreeRejectionSampler` that is also an instance of the sampler's own class."""
     kind = type("TreeRejectionSampler", (TreeRejectionSampler, type(sampler)), {})
     return kind(sampler, *args, **options)
 
@@ -102,7 +103,7 @@ class TreeRejectionSampler(KeyedRejectionSampler):
 
     @staticmethod
     def _path_to(trees: StepTrees, row: int, tokens: list[int], node: int) -> list[int]:
-        """Return the draft tokens on the path to a node, the node's own included."""
+        """Return the draft tokens on the path to a node, including the node's own token."""
         found = []
         while node > 0:
             found.append(tokens[node - 1])
