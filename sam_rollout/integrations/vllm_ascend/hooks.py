@@ -67,13 +67,13 @@ def _do_nothing(*_args: Any, **_kwargs: Any) -> None:
 
 
 def propose_drafts(runner: Any, sampled_token_ids: list[list[int]]) -> list[list[int]]:
-    """Return the next step's draft tokens of the runner's ``custom_class`` drafter."""
+    """Ask the runner's ``custom_class`` drafter for the next step's draft tokens."""
     batch = runner.input_batch
     return runner.drafter.propose(sampled_token_ids, batch.num_tokens_no_spec, batch.token_ids_cpu)
 
 
 def install_samplers(runner: Any) -> None:
-    """Install the samplers that ``additional_config`` asks for, and heed ``logprobs_mode``.
+    """Install the samplers that ``additional_config`` asks for; they follow ``logprobs_mode``.
 
     The runner has to be fully constructed. A second call changes nothing.
 

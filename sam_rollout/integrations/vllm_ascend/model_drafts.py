@@ -22,8 +22,8 @@ class AscendEngineDrafter(EngineDrafter):
     """Wraps the drafting of vllm-ascend's runner; each rank of an engine has one wrapper.
 
     Raises:
-        ConfigError: `sampled` is set, but the drafter's passes are captured in a graph, or there is
-            only one pass; or the drafter has too few positions.
+        ConfigError: The drafter has too few positions. Or the setting `sampled` is on, but the
+            drafter's passes are captured in a graph, or the drafter has only one pass.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class AscendEngineDrafter(EngineDrafter):
 
 
 def _check_positions(runner: Any, config: ModelSourceConfig) -> None:
-    """Refuse a drafter with fewer positions than a text may have; vllm-ascend would accept it."""
+    """Refuse a drafter that has too few positions for the longest texts; vllm-ascend does not."""
     drafting = runner.speculative_config.draft_model_config  # None if the drafter has no model
     needed = runner.model_config.max_model_len
     if drafting is not None and drafting.max_model_len < needed:
@@ -88,7 +88,7 @@ def _check_positions(runner: Any, config: ModelSourceConfig) -> None:
 
 
 def share_weights() -> None:
-    """Make our engines' draft heads use the policy's embedding and output layer.
+    """Let the draft heads of our engines share the policy's embedding and output layer.
 
     Call it only after vllm-ascend's runner was imported, because importing drafters chooses a
     device.
@@ -103,7 +103,8 @@ def _sharing_output_layer(original: Any) -> Any:
     """Give EAGLE-3 heads the policy's output layer if they have none of their own.
 
     vllm-ascend 0.23 to 0.26 do this only for the methods `eagle` and `dflash`. This wrapper can go
-    when vllm-ascend's `_maybe_share_lm_head` checks, like vLLM's, whether the head has the layer.
+    when vllm-ascend's `_maybe_share_lm_head` checks whether the head has an output layer, as vLLM's
+    method does.
     """
 
     def share(self: Any, model: Any) -> None:

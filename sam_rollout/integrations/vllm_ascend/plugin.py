@@ -21,7 +21,10 @@ PATCHED_FLAG = "SAM_ROLLOUT_PATCHED"
 
 
 def register() -> None:
-    """Wrap the runner now, or when its module is imported; safe to call repeatedly."""
+    """Wrap the runner; safe to call repeatedly.
+
+    If the runner's module is not loaded yet, the runner is wrapped when the module is imported.
+    """
     if RUNNER_MODULE in sys.modules:
         wrap(sys.modules[RUNNER_MODULE])
     elif not any(isinstance(finder, _RunnerFinder) for finder in sys.meta_path):
@@ -29,7 +32,7 @@ def register() -> None:
 
 
 class _RunnerFinder(importlib.abc.MetaPathFinder):
-    """Finds the runner's module in the usual way, and wraps it after its execution."""
+    """Finds the runner's module in the usual way, and wraps the runner once the module has run."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -59,7 +62,7 @@ def wrap(module: ModuleType) -> None:
     if is_supported():
         from sam_rollout.integrations.vllm_ascend.model_drafts import share_weights
 
-        share_weights()  # the patches do not change drafters
+        share_weights()  # needed with patches, too: they do not change drafters
     if getattr(module, PATCHED_FLAG, False):
         return
     runner = module.NPUModelRunner

@@ -1,6 +1,7 @@
 """Runs our samplers inside vllm-ascend, with vllm-ascend's own processing of logits.
 
-vllm-ascend's processing applies penalties, top-k and top-p, and replaces NaN and infinite logits.
+vllm-ascend's methods apply top-k, top-p and, where Triton runs, penalties. Like vllm-ascend, we
+replace NaN and infinite logits.
 """
 
 from operator import attrgetter
@@ -23,7 +24,7 @@ from sam_rollout.integrations.vllm.sampling.samplers import (
     VerifyStep,
 )
 
-# These fields of vllm-ascend's additional_config have to stay off, because of their effects.
+# Field of vllm-ascend's additional_config that has to stay off -> what the field would switch on.
 REFUSED = {
     "enable_reduce_sample": "sampling from parts of the vocabulary on several devices",
     "enable_async_exponential": "noise that is drawn before the logits are known",
@@ -85,7 +86,7 @@ def _check_options(parallel_config: Any) -> None:
 
 
 class AscendKeyedTopKTopPSampler(KeyedTopKTopPSampler):
-    """Replaces ``AscendTopKTopPSampler``, but keeps its top-k and top-p."""
+    """Replaces ``AscendTopKTopPSampler``, but applies top-k and top-p in the same way."""
 
     _cut = staticmethod(apply_top_k_top_p)
 

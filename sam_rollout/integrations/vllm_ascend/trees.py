@@ -2,9 +2,9 @@
 
 The vendor's operator `npu_fused_infer_attention_score` computes attention to the text before the
 tree. Two faults of the operator were reported: it ignores masks beyond 512 tokens (vllm-ascend
-issue 15503), and without mask and pages all tokens get the same weight (issue 13699). Here the
-operator gets pages and no mask, a case that neither report names. The engine's trial of operators,
-before the first step, would notice both faults.
+issue 15503), and if it gets neither mask nor pages, all tokens get the same weight (issue 13699).
+Here the operator gets pages and no mask, a case that neither report names. The engine's trial of
+operators, before the first step, would notice both faults.
 """
 
 from typing import Any

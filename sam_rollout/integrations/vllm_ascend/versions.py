@@ -35,7 +35,10 @@ def installed() -> str | None:
 
 
 def require_supported(asked: Sequence[str]) -> None:
-    """Raise an error if the `asked` settings need another release of vllm-ascend."""
+    """Raise an error if the installed vllm-ascend is not supported.
+
+    The error names the settings that need a supported release (`asked`).
+    """
     if is_supported():
         return
     supported = ".".join(map(str, SUPPORTED_RELEASE))
