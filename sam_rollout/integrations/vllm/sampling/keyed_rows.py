@@ -1,4 +1,4 @@
-"""Makes random bits for every row that vLLM samples from, keyed by request and position."""
+"""Makes random bits for sampling the rows of a step; they depend on request and position."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -11,17 +11,20 @@ from vllm.v1.sample.logits_processor.interface import BatchUpdate
 from sam_rollout.core.identity import OUTSIDE_TRAINING, RequestIdentity, group_of, key_of
 from sam_rollout.verification import keyed_bits
 
-# Requests without an identity are counted by prompt, for at most this number of recent prompts.
+# Requests without an identity are counted per prompt, for recent prompts only. This is the largest
+# number of such prompts.
 REMEMBERED_PROMPTS = 100_000
 
 
 class KeyedRows(LogitsProcessor):
-    """Gives samplers the random bits of a step's rows; as a logits processor it changes no logits.
+    """Gives samplers the random bits of a step's rows.
 
-    The bits depend on the request's key, which comes from the request's identity. No other request
-    may carry this identity, so ``SamplingParams.n`` has to be 1. Without an identity, the key comes
-    from ``SamplingParams.seed`` and the prompt. Without a seed, it comes from the engine's seed and
-    data-parallel index, the prompt, and the number of earlier requests with this prompt.
+    It is a logits processor only because vLLM reports changes of the batch to logits processors; it
+    changes no logits. The bits depend on the position and on the request's key, which comes from
+    the request's identity. No other response may have this identity, so ``SamplingParams.n`` has to
+    be 1. Without an identity, the key comes from ``SamplingParams.seed`` and the prompt. Without
+    identity and seed, the key comes from the engine's seed and data-parallel index, the prompt, and
+    the number of earlier requests with this prompt.
     """
 
     def __init__(self, model_runner: Any) -> None:
@@ -38,7 +41,7 @@ class KeyedRows(LogitsProcessor):
         self._arrivals: OrderedDict[str, int] = OrderedDict()
 
     def watch_batch(self) -> None:
-        """Have vLLM call `update_state` whenever the runner's batch changes."""
+        """Make vLLM call `update_state` whenever the runner's batch changes."""
         batch = self._runner.input_batch
         batch.logitsprocs = LogitsProcessors([*batch.logitsprocs.all, self])
 
@@ -51,7 +54,7 @@ class KeyedRows(LogitsProcessor):
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         if not batch_update:
             return
-        # The host's memory is pageable, so it is copied before this call returns and may be freed.
+        # `keys` is in pageable memory, so `copy_` has read all of it when it returns.
         keys = torch.tensor(self.keys_of(self._runner.input_batch.req_ids), dtype=torch.int64)
         self.keys[: len(keys)].copy_(keys, non_blocking=True)
 
@@ -100,5 +103,5 @@ class KeyedRows(LogitsProcessor):
         return keyed_bits(self.keys[request_of_row], positions, stream)
 
     def draft_bits(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return the bits that will draw each request's token at `positions`, int64 [requests]."""
+        """Return the bits for drawing one token of each request, int64 [requests]."""
         return keyed_bits(self.keys[: len(positions)], positions)

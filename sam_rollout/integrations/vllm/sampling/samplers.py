@@ -32,7 +32,7 @@ from sam_rollout.verification import (
     verify_vectorised,
 )
 
-ACCEPT_STREAM = 1  # stream of random bits that test draft tokens; bits of stream 0 draw tokens
+ACCEPT_STREAM = 1  # stream of random bits for accepting draft tokens; stream 0 draws tokens
 GREEDY_TEMPERATURE = 0.0
 
 
@@ -40,12 +40,13 @@ def _invert(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
     return draw_tokens(logits.softmax(dim=-1, dtype=torch.float32), bits)
 
 
-# Kind of sampler -> its function of logits, float32 [rows, vocabulary], and bits, int64 [rows].
+# Kind of sampler -> function that draws a token for each row. Its arguments are logits, float32
+# [rows, vocabulary], and random bits, int64 [rows].
 DRAW = {"vectorised": _invert, "coupled": draw_gumbel, "coupled_inversion": _invert}
 
 
 def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
-    """Replace the runner's samplers by ours; the configured kind is not ``stock``.
+    """Replace the runner's samplers by ours; the configured kind must not be ``stock``.
 
     Raises:
         ConfigError: The engine's configuration needs something that our samplers lack.
@@ -95,11 +96,11 @@ def installed_sampler(model_runner: Any) -> str:
 
 
 def cut(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
-    """Apply top-k and top-p like vLLM, but never by sorting on GPUs.
+    """Apply top-k and top-p like vLLM, but on GPUs never by sorting.
 
     With up to 7 rows, vLLM 0.23 and 0.24 sort the logits; with more rows, they search for the
     threshold. Sorting and searching may keep different tokens. vLLM 0.31 always searches, but with
-    more than 64 rows it has another method.
+    more than 64 rows it searches by another method.
 
     ``logits``, float32 [rows, vocabulary], may be overwritten. Excluded tokens get minus infinity.
     """
@@ -141,7 +142,7 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
     def draw_drafts(
         self, logits: torch.Tensor, sampling: SamplingMetadata, positions: torch.Tensor
     ) -> torch.Tensor:
-        """Draw draft tokens from a draft model's distribution with the noise of their positions.
+        """Draw draft tokens from a draft model's logits, each with the noise of its position.
 
         Greedy requests get the likeliest tokens. Penalties are not applied. ``logits``, float32
         [requests, vocabulary], is overwritten. ``positions``, int64 [requests], has each draft
@@ -278,7 +279,7 @@ class KeyedRejectionSampler(RejectionSampler):
         row_tokens: torch.Tensor,  # int64 [rows]
         layout: DraftLayout,
     ) -> LogprobsTensors:
-        """Gather log-probabilities and ranks, a row for each of [batch, max_drafts + 1] tokens."""
+        """Gather log-probabilities and ranks, one row for each token of [batch, max_drafts + 1]."""
         gathered = self.sampler.gather_logprobs(logprobs, count, row_tokens)
         rows = self._kept_rows(layout).flatten()
         return LogprobsTensors(
@@ -327,7 +328,7 @@ def _without_min_tokens(
 
 
 def _changes_logits(sampling: SamplingMetadata) -> bool:
-    """Whether any parameter except temperature, top-k and top-p changes logits of this batch."""
+    """Whether a parameter other than temperature, top-k or top-p may change this batch's logits."""
     budget = getattr(sampling, "thinking_budget_state_holder", None)
     return (
         not sampling.no_penalties
@@ -339,7 +340,7 @@ def _changes_logits(sampling: SamplingMetadata) -> bool:
 
 
 def is_active(processor: Any) -> bool:
-    """Whether one of vLLM's logits processors changes logits of this batch."""
+    """Whether one of vLLM's logits processors may change logits of this batch."""
     if isinstance(processor, MinTokensLogitsProcessor):
         return bool(processor.min_toks)
     return True

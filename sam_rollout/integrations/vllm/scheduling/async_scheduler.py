@@ -11,7 +11,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 
 class Note(NamedTuple):
-    """A worker's message to the scheduler with a step's output."""
+    """A message that the worker sends to the scheduler, together with a step's output."""
 
     wants_drafts: bool  # whether the next scheduled step gets placeholders
     # Number of placeholders that got a draft token, by request; None if there were no placeholders.

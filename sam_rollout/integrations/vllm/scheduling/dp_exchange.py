@@ -4,9 +4,9 @@ Before each forward pass vLLM's data-parallel ranks sum a small tensor by an `al
 the shape [fields, ranks], and each rank fills one column. Our reports are further rows of that
 tensor. A separate collective could hang, because one rank might call it more often than another.
 
-We replace ``dist.all_reduce`` in the modules of vLLM's ``dp_utils.coordinate_batch_across_dp`` and
-vllm-ascend's ``NPUModelRunner._sync_metadata_across_dp`` (read in vLLM 0.11 to 0.28 and vllm-ascend
-0.23). Every rank replaces ``all_reduce`` when its proposer is made, before its first step.
+We replace ``dist.all_reduce`` in the module that has vLLM's ``coordinate_batch_across_dp``, or in
+the module that has vllm-ascend's ``NPUModelRunner._sync_metadata_across_dp`` (read in vLLM 0.11 to
+0.28 and vllm-ascend 0.23). Every rank does this when its proposer is made, before its first step.
 """
 
 import sys
@@ -42,7 +42,10 @@ class DpExchange:
         self._exchanges = 0
 
     def publish(self, report: Report) -> None:
-        """Send a report with the next exchange only; an engine without a report counts as idle."""
+        """Send a report with the next exchange.
+
+        Each report is sent once. If an engine has no new report, it counts as idle.
+        """
         self._report = Report(*(min(int(value), _LARGEST) for value in report))
 
     def received(self) -> tuple[int, np.ndarray]:
@@ -50,7 +53,7 @@ class DpExchange:
         return self._exchanges, self._received.cpu().numpy().T
 
     def all_reduce(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Add reports to a step's tensor, int32 [fields, ranks]; sum other tensors unchanged."""
+        """Sum a tensor; together with a step's tensor, int32 [fields, ranks], sum the reports."""
         if args or kwargs.keys() != {"group"} or not self._is_of_a_step(tensor):
             return self.dist.all_reduce(tensor, *args, **kwargs)
         reports = torch.zeros(len(Report._fields), self.ranks, dtype=torch.int32)
@@ -60,7 +63,7 @@ class DpExchange:
         both = torch.cat([tensor, reports.to(tensor.device, non_blocking=True)])
         self.dist.all_reduce(both, **kwargs)
         tensor.copy_(both[:fields])
-        self._received = both[fields:]  # not copied to the host, because the copy would wait
+        self._received = both[fields:]  # stays on the device: a copy to the host would wait
         self._exchanges += 1
         return None
 

@@ -48,7 +48,7 @@ class SyncScheduler(Scheduler):
         fetch_only_what_did_not_come()
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """Schedule a step; if a draft model's drafts are not wanted, only its first pass runs."""
+        """Schedule a step; a draft model whose drafts are not wanted runs only its first pass."""
         scheduled = super().schedule(*args, **kwargs)
         if not self._wants_made:
             scheduled.num_spec_tokens_to_schedule = 0

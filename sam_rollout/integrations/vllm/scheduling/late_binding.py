@@ -29,8 +29,8 @@ from sam_rollout.integrations.vllm.scheduling.async_scheduler import NOTE, Note
 from sam_rollout.integrations.vllm.wrapping import Wrapper
 from sam_rollout.session.session import DraftSession
 
-# A step is prepared ahead only if it scores at most this number of tokens. An accelerator whose
-# speed is limited by its memory scores them in about the time of one token.
+# A step is prepared ahead only if it scores at most this number of tokens. If memory bandwidth
+# limits an accelerator's speed, scoring this number takes about as long as scoring one token.
 SCORED_AHEAD = 256
 _PATIENCE_S = 0.1  # longest wait for the next launch
 _NAP_S = 2e-5
@@ -106,7 +106,7 @@ class Launched:
         self._over.set()
 
     def wait(self, *, urgent: bool = False) -> np.ndarray:
-        """Wait for the tokens, int32[B, N]; a row ends at the first invalid token id.
+        """Wait for the tokens, then return them, int32[B, N]; a row ends at the first invalid id.
 
         If the next launch waits for the tokens (`urgent`), call `launched_next` after the launch.
         """
@@ -148,11 +148,11 @@ class LateBinding(Wrapper):
         # The following attributes describe the step that is being prepared.
         self._places: Mapping[str, list[int]] = {}  # placeholders by request
         self._bound: Mapping[str, int] = {}  # number of draft tokens by request
-        self._gone: Collection[str] = ()  # requests that need no more tokens
+        self._gone: Collection[str] = ()  # requests that do not get the last step's tokens
         self._ahead: Launched | None = None  # the previous step, if this step is prepared ahead
         self._metadata: Any = None  # vLLM's metadata of the drafts
         self._awaited: Launched | None = None  # the previous step, if its tokens are awaited
-        self._lengths: np.ndarray | None = None  # int32[B], the texts' lengths, if vLLM's differ
+        self._lengths: np.ndarray | None = None  # int32[B], text lengths, if vLLM's are wrong
         self._filling = runner._make_buffer(SCORED_AHEAD, dtype=torch.int32)
         methods: dict[str, Any] = {
             "execute_model": self._execute_model,
@@ -189,8 +189,8 @@ class LateBinding(Wrapper):
     def _keep_books(self, scheduler_output: Any, sampler_output: Any, *args: Any) -> Any:
         sampled = sampler_output.sampled_token_ids
         if sampled.shape[-1] > 1 and self._runner.valid_sampled_token_count_gpu is None:
-            # If the next step is prepared ahead, it needs the numbers of valid tokens. Without a
-            # draft model, vLLM does not count them.
+            # A next step that is prepared ahead needs each row's number of valid tokens, which vLLM
+            # counts only if it runs a draft model.
             valid = (sampled >= 0) & (sampled < self._runner.input_batch.vocab_size)
             counts = valid.sum(dim=1, dtype=torch.int32)
             last = sampled.gather(1, (counts - 1).clamp(min=0).long().unsqueeze(1)).squeeze(1)
@@ -198,7 +198,10 @@ class LateBinding(Wrapper):
         return self._wrapped["_bookkeeping_sync"](scheduler_output, sampler_output, *args)
 
     def _fits_ahead(self, rows: int) -> bool:
-        """Whether `rows` requests score at most `SCORED_AHEAD` tokens; prompts do not count."""
+        """Whether a step of this number of rows is small enough to be prepared ahead.
+
+        Tokens of prompts do not count.
+        """
         return rows * (1 + self._k) <= SCORED_AHEAD
 
     def _before(self, step: Any) -> Any:
@@ -291,7 +294,7 @@ class LateBinding(Wrapper):
         return dict(zip(before.request_ids, drafts.to_lists(), strict=True))
 
     def _bind(self, step: Any, drafts: Mapping[str, list[int]]) -> dict[str, Any]:
-        """Put drafts into a step's placeholders; return the fields of the step that change."""
+        """Put drafts into a step's placeholders; return the step's changed fields."""
         scheduled = dict(step.num_scheduled_tokens)
         bound: dict[str, list[int]] = {}
         for request_id, places in self._places.items():
@@ -317,7 +320,7 @@ class LateBinding(Wrapper):
         return dataclasses.replace(running, num_computed_tokens=computed)
 
     def _fill(self, before: Launched) -> None:
-        """Wait for the previous step's tokens, make drafts, and write them into the input."""
+        """Wait for the previous step's tokens, make drafts, and write the drafts into the input."""
         runner, batch, metadata = self._runner, self._runner.input_batch, self._metadata
         request_ids = batch.req_ids
         rows = len(metadata.num_draft_tokens)
@@ -328,8 +331,8 @@ class LateBinding(Wrapper):
         lengths, sampled = self._follow(before, request_ids, batch.num_tokens_no_spec, urgent=True)
         drafts.fill(0)  # the previous step has read this buffer by now
         self._lengths = lengths
-        # vLLM will write a placeholder at the end of each text, but does not know yet how many
-        # draft tokens were accepted.
+        # vLLM will write a placeholder at the end of each text. It does not know yet how many draft
+        # tokens were accepted, so it needs the right lengths from here.
         batch.num_tokens_no_spec[: len(lengths)] = lengths
         self._newest = None
         if self._session is not None:

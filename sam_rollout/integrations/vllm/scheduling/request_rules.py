@@ -1,9 +1,10 @@
 """Corrects or refuses sampling parameters that vLLM handles wrongly together with drafts.
 
-* Stop strings: vLLM cuts the text at a stop string, but keeps the step's token ids after it. Our
-  wrapper looks for a stop string after every token, and drops the step's later tokens.
+* Stop strings: vLLM cuts the text at a stop string, but keeps the ids of the step's tokens that
+  follow the stop string. Our wrapper looks for a stop string after every token, and drops the
+  step's later tokens.
 * Budgets of thinking tokens: vLLM may end the thinking of the wrong request. It also counts draft
-  tokens after the end of thinking. Requests with a budget are refused.
+  tokens that follow the end of thinking. Requests with a budget are refused.
 * Log-probabilities of given tokens: vLLM does not gather these in verify steps. Requests that ask
   for such log-probabilities are refused.
 """
@@ -17,14 +18,15 @@ _OURS = "sam_rollout"  # attribute that marks our configurations
 
 
 def mark_as_ours(speculative_config: Any) -> None:
-    """Mark the configuration of an engine with our drafter, so that its requests are checked."""
+    """Mark an engine's configuration as ours, so that requests to the engine are checked."""
     setattr(speculative_config, _OURS, True)
 
 
 def keep_rules_with_drafts() -> None:
-    """Make vLLM look for stop strings token by token, and refuse the parameters in `REFUSED`.
+    """Make vLLM look for stop strings token by token, and refuse some parameters.
 
-    Call it in the process that accepts requests. Repeated calls are safe.
+    Engines with our drafter then refuse requests that set one of the parameters in `REFUSED`. Call
+    this function in the process that accepts requests. Repeated calls are safe.
     """
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer

@@ -25,7 +25,7 @@ from sam_rollout.integrations.vllm.scheduling.request_rules import mark_as_ours
 from sam_rollout.integrations.vllm.wrapping import wrap_once
 from sam_rollout.sources.model import BY_PASSES
 
-# Both our schedulers are known to fit these releases of vLLM; tests/contracts/rows covers them.
+# Both our schedulers are known to fit these releases of vLLM, which tests/contracts/rows covers.
 KNOWN_RELEASES = ((0, 24), (0, 31))
 # With a draft model, our synchronous scheduler is known to fit these releases of vLLM.
 KNOWN_WITH_MODEL = ((0, 23), *KNOWN_RELEASES)
@@ -86,7 +86,7 @@ def scheduler_of(vllm_config: Any, vllm_version: str) -> str | None:
         return SCHEDULER_CLASS
     releases = KNOWN_WITH_MODEL if has_model(vllm_config) else KNOWN_RELEASES
     known = Version(vllm_version).release[:2] in releases
-    # With pipeline stages, several steps run at once.
+    # With pipeline stages, several steps run at once. Then vLLM's own scheduler is used.
     alone = vllm_config.parallel_config.pipeline_parallel_size == 1
     return SYNC_SCHEDULER_CLASS if known and alone else None
 

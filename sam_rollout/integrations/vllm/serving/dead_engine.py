@@ -1,7 +1,8 @@
 """Ends calls that wait for a dead engine, with the cause of its death.
 
-vLLM refuses calls after an engine's death, but earlier calls wait for an answer forever. Only the
-engine's own log names the cause of death, so the engine's process also writes the cause to a file.
+vLLM refuses calls after an engine's death, but earlier calls wait for an answer forever. vLLM names
+the cause of death only in the engine's own log. So the engine's process also writes the cause to a
+file, and the process that started the engine reads the file.
 """
 
 import asyncio
@@ -32,14 +33,17 @@ _LAST_WORDS = (
 
 
 def first_of(error: BaseException) -> BaseException:
-    """Return the error that began a chain of errors, each raised while an earlier was handled."""
+    """Return the first error of a chain in which handling one error raised the next."""
     while error.__context__ is not None and error.__cause__ is None:
         error = error.__context__
     return error
 
 
 class _CauseKeeper(logging.Handler):
-    """Writes the first exception that ends an engine's process to the file of `CAUSE_ENV`."""
+    """Writes down the first exception that ends an engine's process.
+
+    The variable `CAUSE_ENV` names the file.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         path, error = os.environ.get(CAUSE_ENV), record.exc_info and record.exc_info[1]
@@ -51,7 +55,7 @@ class _CauseKeeper(logging.Handler):
 
 
 def keep_causes() -> None:
-    """Make an engine's process write down the cause when it dies; safe to call repeatedly."""
+    """Make an engine's process write down why it dies; safe to call repeatedly."""
     for name in _SPEAKERS:
         speaker = logging.getLogger(name)
         if not any(isinstance(handler, _CauseKeeper) for handler in speaker.handlers):
@@ -67,7 +71,10 @@ def cause_of_death() -> str:
 
 
 def answer_or_die() -> None:
-    """If an engine dies, end all calls that wait for it with an error; safe to call repeatedly."""
+    """Patch vLLM's client: if an engine dies, each call that waits for it raises an error.
+
+    It is safe to call this function repeatedly.
+    """
     import vllm
     from vllm.v1.engine.core_client import AsyncMPClient
 

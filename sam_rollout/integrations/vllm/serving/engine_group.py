@@ -1,4 +1,4 @@
-"""Calls and records all engines of a front end.
+"""Calls methods in all engines of a front end, and records the engines' steps.
 
 With data parallelism, every rank is an engine with its own scheduler and batch.
 """
@@ -39,7 +39,7 @@ async def ask_engines(
 
 
 class EngineRecorders(StatLoggerBase):
-    """Is the only logger of a server's engines, with a step recorder for each engine.
+    """Logs all engines of a server, with a step recorder for each engine.
 
     Append it to ``engine.logger_manager.stat_loggers``. The engine needs
     ``disable_log_stats=False``.
@@ -83,11 +83,12 @@ class EngineRecorders(StatLoggerBase):
         self._engine_of.clear()
 
     def share_out(self, finished: Iterable[Any]) -> list[list[Any]]:
-        """Group finished requests by engine; if a request's engine is unknown, take the first."""
+        """Group finished requests by engine; requests of an unknown engine go to the first one."""
         shares: list[list[Any]] = [[] for _ in self.recorders]
         for request in finished:
             shares[self._engine_of.pop(request.request_id, 0)].append(request)
-        # Requests left over after two calls were interrupted before their first token.
+        # `_left` has the requests that the previous call left. If one of them is still left now, it
+        # was interrupted before its first token, and will not come any more.
         for request_id in self._left:
             self._engine_of.pop(request_id, None)
         self._left = set(self._engine_of)

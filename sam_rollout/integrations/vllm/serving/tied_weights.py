@@ -1,8 +1,8 @@
 """Checks that a weight sync of several buckets has loaded tied weights.
 
-verl sends a tied matrix under both its names, perhaps in two buckets. vLLM 0.31 skips the second
-name, and raises an error unless the same call, for one bucket, has loaded the first name. Here all
-buckets are checked together.
+verl sends a tied matrix under both its names, perhaps in two buckets. vLLM 0.31 is called once for
+each bucket. It skips the second name, and raises an error unless the same call has loaded the first
+name. Here all buckets are checked together.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ CHECK = "_check_skipped_aliases"
 
 @contextlib.contextmanager
 def ties_over_buckets() -> Iterator[None]:
-    """After all calls in this context, check that tied matrices were loaded (else ValueError)."""
+    """Check at the end of this context that tied matrices were loaded; if not, raise ValueError."""
     from vllm.model_executor.models.utils import AutoWeightsLoader
 
     check = getattr(AutoWeightsLoader, CHECK, None)
