@@ -1,9 +1,9 @@
 """Finds out whether a worker uses batch-invariant kernels.
 
-With such kernels a token's logits do not depend on the rest of the batch. If the variable
-`BATCH_INVARIANT_ENV` is set before an engine's processes start, it switches the kernels on. On a
-device without such kernels the variable has no effect and raises no error. We have read the kernels
-of vLLM 0.24 and 0.31 and of vllm-ascend 0.23, but have not run them.
+With such kernels a token's logits do not depend on the rest of the batch. The environment variable
+`VLLM_BATCH_INVARIANT`, set before an engine's processes start, switches the kernels on. On a device
+without such kernels the variable has no effect, and no error is raised. We have read the kernels of
+vLLM 0.24 and 0.31 and of vllm-ascend 0.23, but have not run them.
 """
 
 import sys
@@ -11,7 +11,8 @@ import sys
 BATCH_INVARIANT_ENV = "VLLM_BATCH_INVARIANT"
 # Attention backends of vLLM that declare `supports_batch_invariance`.
 BACKENDS = ("FLASH_ATTN", "FLASH_ATTN_MLA", "FLEX_ATTENTION", "TRITON_ATTN", "TRITON_MLA")
-# Module -> variable that is set once operators are replaced. vLLM moved its module after 0.24.
+# Module -> its variable that is set once the module has replaced operators. vLLM moved its module
+# after 0.24.
 _SWITCHES = {
     "vllm.model_executor.determinism.batch_invariant": "_batch_invariant_MODE",
     "vllm.model_executor.layers.batch_invariant": "_batch_invariant_MODE",

@@ -12,7 +12,8 @@ from sam_rollout.config import ConfigError, RolloutSamplerConfig, SamConfig
 ADDITIONAL_CONFIG_KEY = "sam_rollout"
 # Key of `SamplingParams.extra_args`. If its value is true, the request gets no drafts.
 WITHOUT_DRAFTS_KEY = "sam_without_drafts"
-# Our samplers need vLLM's first model runner; the value "0" selects it.
+# With the value "0", vLLM uses its first model runner. Our samplers need this runner, except in the
+# trial in `second_runner`.
 MODEL_RUNNER_ENV = "VLLM_USE_V2_MODEL_RUNNER"
 ENGINES_OWN_SAMPLER = RolloutSamplerConfig(kind="stock")
 METHOD = "custom_class"  # vLLM's name for drafters of plug-ins
@@ -41,7 +42,7 @@ class EngineSettings:
     @classmethod
     @functools.lru_cache(maxsize=8)
     def from_json(cls, text: str) -> EngineSettings:
-        """Read the text of ``to_json``; results are cached."""
+        """Read settings from a text that ``to_json`` made; results are cached."""
         settings = json.loads(text)
         return cls(
             SamConfig.from_mapping(settings["sam"]),
@@ -77,7 +78,7 @@ def _speculation_of(model: Any) -> dict[str, Any]:
     speculation: dict[str, Any] = {"method": model.method}
     if model.path:
         speculation["model"] = model.path
-        # The policy's weights come from the trainer, but the drafter's weights from its files.
+        # The trainer sends the policy's weights, but the drafter's weights are read from files.
         speculation["draft_load_config"] = {"load_format": "auto"}
     return speculation | model.options
 
@@ -85,7 +86,7 @@ def _speculation_of(model: Any) -> dict[str, Any]:
 def engine_arguments(
     sam: SamConfig, sampler: RolloutSamplerConfig = ENGINES_OWN_SAMPLER
 ) -> dict[str, Any]:
-    """Return the engine arguments for these settings, with ``record_traces`` off."""
+    """Return the engine arguments for these settings; the server then keeps no token ids."""
     return EngineSettings(sam, sampler).arguments()
 
 

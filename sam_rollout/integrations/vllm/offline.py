@@ -1,4 +1,7 @@
-"""Runs vLLM's offline engine with our drafter and sampler; a process may run several in turn."""
+"""Runs vLLM's offline engine with our drafter and sampler.
+
+A process may run several such engines, one after the other.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ ENVIRONMENT = {
 
 
 def prepare_environment() -> None:
-    """Set variables of `ENVIRONMENT` that are unset; call this before importing torch or vLLM."""
+    """Set those variables of `ENVIRONMENT` that are not set yet.
+
+    Call this before torch or vLLM is imported.
+    """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
@@ -50,7 +56,7 @@ def offline_engine(
         worker_extension: Full name of ``SamWorkerExtension`` or a subclass.
         record: Keep records; the caller then has to fetch them with ``sam_drain``.
         overrides: Engine arguments. If they include ``speculative_config``, the caller chooses the
-            drafter, and no check is made that our drafter runs.
+            drafter, and it is not checked whether our drafter runs.
     """
     prepare_environment()
     from vllm import LLM
@@ -60,7 +66,7 @@ def offline_engine(
     from sam_rollout.integrations.vllm.engine_settings import engine_arguments, settings_of
     from sam_rollout.integrations.vllm.scheduling.request_rules import keep_rules_with_drafts
 
-    keep_rules_with_drafts()  # vLLM calls this function only if entry points are installed
+    keep_rules_with_drafts()  # without entry points, vLLM does not call it
     arguments = {
         "model": model,
         "generation_config": "vllm",  # the checkpoint's settings may change the caller's sampling
@@ -106,7 +112,7 @@ def end_core(engine: LLM) -> None:
 
 
 def unmix(worker: str, extension: str) -> None:
-    """After its last engine, remove an extension from vLLM's worker class, which takes only one."""
+    """Remove an ended engine's extension from vLLM's worker class, which takes only one."""
     worker_class = pkgutil.resolve_name(worker)
     bases = worker_class.__bases__
     names = (f"{base.__module__}.{base.__qualname__}" for base in bases)

@@ -1,4 +1,4 @@
-"""Lets the engine's front end reach the drafter and the samplers of its workers."""
+"""Lets an engine's front end reach the drafter and the samplers in the engine's workers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -98,7 +98,7 @@ class SamWorkerExtension:
     def sam_drain(self, going_on: Sequence[dict] = ()) -> dict[str, Any] | None:
         """Return the drafter's records since the last call; None without a drafter.
 
-        ``going_on`` lists the identities of unfinished responses, as dicts of their fields.
+        ``going_on`` has a dict for each unfinished response: the fields of its identity.
         """
         drafter = self._proposer()
         if not hasattr(drafter, "drain"):

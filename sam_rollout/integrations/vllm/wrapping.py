@@ -23,7 +23,7 @@ def wrap_once(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 
 class Wrapper:
-    """Replaces methods of objects; if a method has several wrappers, detach the last one first."""
+    """Replaces methods of objects; if several wrappers replace one, detach the newest first."""
 
     def __init__(self) -> None:
         self._replaced: list[tuple[Any, str, Any]] = []

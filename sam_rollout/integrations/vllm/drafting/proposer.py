@@ -1,7 +1,7 @@
 """Defines the draft proposer that vLLM's model runner calls after every engine step.
 
-vLLM's ``custom_class`` interface (vLLM >= 0.23) passes token ids, lengths and sampled tokens by row
-of the input batch. Ranks whose drafts vLLM ignores have no `DraftSession`.
+vLLM's ``custom_class`` interface (vLLM >= 0.23) passes token ids, lengths and sampled tokens
+of each row of the input batch. Ranks whose drafts vLLM ignores have no `DraftSession`.
 """
 
 import logging
@@ -47,7 +47,7 @@ PROPOSER_ATTRIBUTE = "sam_rollout_proposer"
 
 
 def is_output_rank() -> bool:
-    """Whether this is the first rank of the last pipeline stage, from which vLLM takes drafts."""
+    """Whether vLLM takes drafts from this rank: the first rank of the last pipeline stage."""
     from vllm.distributed import get_pp_group, get_tp_group
 
     return get_tp_group().rank_in_group == 0 and get_pp_group().is_last_rank
@@ -72,7 +72,7 @@ class RunnerRequests:
         return self._runner.requests
 
     def identity(self, request_id: str) -> RequestIdentity:
-        """Return a request's identity, made from its prompt if the request has none."""
+        """Return a request's identity; a request that carries none gets one from its prompt."""
         request = self._runner.requests[request_id]
         identity = RequestIdentity.from_extra_args(request.sampling_params.extra_args)
         if identity is not None:
@@ -81,11 +81,11 @@ class RunnerRequests:
         return identify(prompt_ids, seed=0, step=OUTSIDE_TRAINING, sibling=0, split=TRAIN_SPLIT)
 
     def takes(self, request_id: str, shape: str) -> bool:
-        """Whether a request may have drafts of a shape, ``"chain"`` or ``"tree"``."""
+        """Whether a request may have drafts of this shape (``"chain"`` or ``"tree"``)."""
         sampling = self._runner.requests[request_id].sampling_params
         if (sampling.extra_args or {}).get(WITHOUT_DRAFTS_KEY):
             return False
-        if shape == "tree":  # grammars and thinking budgets take all draft tokens for one text
+        if shape == "tree":  # grammars and thinking budgets read all draft tokens as one text
             thinks = getattr(sampling, "thinking_token_budget", None) is not None
             return sampling.structured_outputs is None and not thinks
         return not self._no_grammars or sampling.structured_outputs is None
@@ -133,7 +133,7 @@ class SamProposer:
         """Do nothing; vLLM's runner for CPUs calls this method."""
 
     def bind(self, model_runner: Any, *, drafts_are_used: bool, record: bool) -> None:
-        """Begin a session for the requests of a runner; it replaces an earlier session.
+        """Begin a session for the requests of a runner; the new session replaces an earlier one.
 
         Args:
             drafts_are_used: False on ranks whose drafts vLLM never reads; no session begins there.
@@ -278,7 +278,7 @@ class SamProposer:
             self._runner._draft_token_req_ids = batch.req_ids.copy()
 
     def _graph_of(self, num_tokens: int, uniform: bool) -> str:
-        """Return the mode of the graph that vLLM chooses for a step, a name in `CUDAGraphMode`."""
+        """Return the mode (a name in `CUDAGraphMode`) of the graph that vLLM chooses for a step."""
         dispatcher = getattr(self._runner, "cudagraph_dispatcher", None)
         if dispatcher is None:
             return NO_GRAPH

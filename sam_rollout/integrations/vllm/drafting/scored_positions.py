@@ -1,7 +1,7 @@
-"""Collects likeliest and drawn tokens at scored positions, for sources `recycling` and `draws`.
+"""Collects the likeliest and the drawn token at each scored position.
 
-The tokens are copied to the host without waiting, and a later step reads them. While the gate is
-closed, nothing is collected.
+The draft sources `recycling` and `draws` need these tokens. The host does not wait until the tokens
+are copied; a later step reads them. While the gate is closed, nothing is collected.
 """
 
 import logging
@@ -17,7 +17,7 @@ from sam_rollout.sources.contract import Scored
 
 logger = logging.getLogger(__name__)
 
-_MOST_STEPS = 4  # largest number of steps that wait for `take`
+_MOST_STEPS = 4  # largest number of steps that are kept until `take` is called
 
 
 class _Step(NamedTuple):
@@ -34,7 +34,8 @@ class ScoredPositions(Wrapper):
     """Wraps `_sample` of a runner, and notes the tokens at scored positions.
 
     Args:
-        drawn: whether drawn tokens are wanted. Steps without drafts note no drawn tokens.
+        likeliest: whether the likeliest tokens are wanted.
+        drawn: whether drawn tokens are wanted. In steps without drafts none are noted.
         trees: the object that keeps the step's trees; None if all drafts are chains.
     """
 
@@ -94,7 +95,10 @@ class ScoredPositions(Wrapper):
         self._steps.append(_Step(request_ids, widths, parents, table, there))
 
     def take(self, wanted: bool) -> Scored | None:
-        """Return the positions that have reached the host; note further steps only if `wanted`."""
+        """Return the positions that have reached the host.
+
+        Later steps are noted only if `wanted` is true.
+        """
         self._wanted = wanted
         found = []
         while self._steps and (self._steps[0].there is None or self._steps[0].there.query()):

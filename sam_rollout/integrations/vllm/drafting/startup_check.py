@@ -65,11 +65,12 @@ class DeadDrafterError(RuntimeError):
 
 
 PROBE_TOKENS = 64
-_LEAST_RIGHT = 0.1  # minimum share of right first draft tokens; random weights give far fewer
+# At least this share of the first draft tokens must be right. With random weights, far fewer are.
+_LEAST_RIGHT = 0.1
 
 
 def check_alive(answers: Sequence[tuple[int, int] | None], config: SamConfig) -> str:
-    """Check that the draft model fits the model that it drafts for; return a log line.
+    """Check that the draft model fits the policy; return a log line.
 
     ``answers`` has each worker's answer to ``sam_probe``; workers without a session answer None.
 
@@ -102,7 +103,8 @@ def check_samplers(reports: Sequence[dict[str, Any]], config: RolloutSamplerConf
     """Compare every worker's report (``sam_bind``) with the configuration; return a log line.
 
     Raises:
-        WrongSamplerError: A worker has another sampler, or lacks the batch-invariant kernels.
+        WrongSamplerError: A worker has another sampler, or lacks batch-invariant kernels that are
+            configured.
     """
     found = sorted({report["sampler"] for report in reports})
     if found != [config.kind]:

@@ -1,1 +1,1 @@
-"""Handles draft models that vLLM runs: passes, weights, and checks that they fit the policy."""
+"""Handles draft models that vLLM runs: their passes, their weights, and their fit to the policy."""

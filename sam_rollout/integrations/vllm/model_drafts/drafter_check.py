@@ -21,8 +21,8 @@ def check_drafter(
         config: content of the drafter's `config.json`; None if the drafter's folder shall be read.
 
     Raises:
-        ConfigError: the drafter was made for another model, cannot draft `max_tokens` tokens, or
-            its folder cannot be read.
+        ConfigError: the drafter was made for another model, its folder cannot be read, or it
+            cannot draft as many tokens as `model.max_tokens` asks for.
     """
     field = f"{model.PATH}.path"
     if config is None:
@@ -60,22 +60,22 @@ def positions_note(model: ModelSourceConfig, positions: int | None, max_model_le
 
 
 def check_engines_drafter(model: ModelSourceConfig, vllm_config: Any) -> None:
-    """Compare an engine's drafter with its policy, and limit a Medusa head to `max_tokens` tokens.
+    """Compare an engine's drafter with the policy; give a Medusa head only the layers it needs.
 
     Raises:
-        ConfigError: see `check_drafter`; or engines run in lockstep, and texts may be too long for
-            the drafter. Without lockstep, a warning is logged.
+        ConfigError: see `check_drafter`. An engine in lockstep with others also raises it if a text
+            may be too long for the drafter; other engines only log a warning.
     """
     speculation = vllm_config.speculative_config
     policy, drafter = speculation.target_model_config, speculation.draft_model_config
-    if not model.path:  # the method drafts with layers of the policy, or without a model
+    if not model.path:  # the method uses layers of the policy, or no model
         return
-    # The folder of a model on the hub cannot be read, because vLLM has not fetched the model yet.
+    # A model on the hub has no folder yet, because vLLM fetches it later.
     config = drafter.hf_config.to_dict() if model.folder is None else None
     check_drafter(model, policy.hf_text_config.to_dict(), config)
     if model.method == "medusa":
-        # vLLM 0.31 makes an output layer for each speculative token of the engine, even if the
-        # drafter has weights for fewer layers. Only `max_tokens` layers are needed.
+        # vLLM 0.31 makes one output layer for each of the engine's k draft tokens, even if the
+        # drafter has weights for fewer layers. The drafter needs one for each token that it drafts.
         drafter.hf_config.num_lookahead_tokens = model.max_tokens
     if note := positions_note(model, drafter.max_model_len, policy.max_model_len):
         parallel = vllm_config.parallel_config

@@ -1,8 +1,8 @@
 """Handles the weights of a draft model in an engine that gets weights from a trainer.
 
-Such an engine starts with random policy weights; the drafter's weights come from its files. vLLM
-lets a head share the policy's embedding only if the head's copy equals it. At the start the two
-differ, so the head would keep a copy that is never trained.
+Such an engine starts with random policy weights, but reads the drafter's weights from files. vLLM
+lets a head share the policy's embedding only if the head's own embedding is equal to it. At the
+start the two differ, so the head would keep its own embedding, which weight syncs do not update.
 """
 
 from typing import Any
@@ -11,14 +11,14 @@ from sam_rollout.integrations.vllm.engine_settings import has_model
 from sam_rollout.integrations.vllm.wrapping import wrap_once
 
 _HEADS = ("eagle", "eagle3")  # methods that use the policy's embedding
-_READ_AGAIN = ("draft_model", "medusa")  # vLLM loads these with the policy's load_format
+_READ_AGAIN = ("draft_model", "medusa")  # for these methods, vLLM uses the policy's load_format
 _RANDOM = "dummy"  # load_format of engines that get their weights from a trainer
 
 
 def share_embeddings(loader: Any = None) -> None:
-    """Make heads of our engines use the policy's embedding; safe to call repeatedly.
+    """Let the draft heads of our engines share the policy's embedding; safe to call repeatedly.
 
-    Call it before graphs are captured. `loader` is a class that loads drafters, by default vLLM's.
+    Call this before graphs are captured. The class `loader` loads drafters; None means vLLM's.
     """
     if loader is None:
         try:
@@ -39,7 +39,7 @@ def _sharing(original: Any) -> Any:
 
 
 def reads_policy(drafter: Any) -> bool:
-    """Whether one of vLLM's drafters is a head that reads the policy's hidden states."""
+    """Whether a drafter of one of our engines is a head that reads the policy's hidden states."""
     config = drafter.vllm_config
     return has_model(config) and drafter.method in _HEADS
 

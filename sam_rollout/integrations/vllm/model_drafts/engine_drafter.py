@@ -1,13 +1,13 @@
 """Turns a draft model, which vLLM runs, into one of the session's sources of drafts.
 
-vLLM loads the draft model and runs its passes; we wrap the runner's method that calls it. The first
-pass runs over every token of a step, so the model's cache is complete, whichever source drafted.
-With a closed gate only the first pass runs. The number of passes is sent with each step's schedule
-(`drafts_with_output.py`), so every rank runs the same number.
+vLLM loads the draft model and runs its passes; we wrap the runner's method that calls the model.
+The first pass runs over every token of a step, so the model's cache is complete, even if another
+source made the drafts. With a closed gate only the first pass runs. The number of passes is sent
+with each step's schedule (`drafts_with_output.py`), so every rank runs the same number.
 
 By default a draft token is the draft model's likeliest token. With the setting `sampled`, it is
-drawn with the same noise as the final token at its position. Verification treats draft tokens as
-one-hot in either case, because the session chooses among several sources' drafts.
+drawn with the noise with which the sampler will draw the token at the same position. In both cases
+verification gets no probabilities of draft tokens, because a draft may come from several sources.
 """
 
 import logging
@@ -39,8 +39,8 @@ class EngineDrafter(Wrapper):
 
     Args:
         passes: largest number of passes in a step, the same for engines in lockstep.
-        alone: whether no other process takes part in the drafter's passes. Otherwise a failure of
-            the drafter ends the engine.
+        alone: true if the drafter runs in this process only. If other processes take part in its
+            passes, a failure of the drafter ends the engine.
         drafted: called after every step with the step's sampled tokens by row; None on ranks whose
             drafts are not read, and with asynchronous scheduling.
         ahead: whether the caller calls `launched` and `arrived` (asynchronous scheduling).
@@ -77,7 +77,7 @@ class EngineDrafter(Wrapper):
         self._wrap_choice()
 
     def take(self) -> tuple[np.ndarray, np.ndarray | None] | None:
-        """Return this step's proposals as arguments of `Source.receive`, if there are any."""
+        """Return this step's proposals as `Source.receive` takes them; None if there are none."""
         made, self._made = self._made, None
         if made is None:
             return None
@@ -100,9 +100,9 @@ class EngineDrafter(Wrapper):
         """Keep a step's proposals for `take`, now that they have reached the host.
 
         Args:
-            made: the step's result of `launched`.
+            made: what `launched` returned for the step.
             request_ids: B ids in the step's row order.
-            sampled: int32[B], first token that each row sampled; -1 if it sampled none.
+            sampled: int32[B], the first token that each row sampled; -1 if a row sampled none.
             rows: int[B], each row's index in the present batch, -1 if its request has left the
                 batch; None if the batch has not changed.
             count: number of rows of the present batch.
@@ -119,7 +119,7 @@ class EngineDrafter(Wrapper):
         self._made = made
 
     def take_counters(self) -> dict[str, float]:
-        """Return failures and host time since the last call, by metric name without `sam/`."""
+        """Return metrics since the last call: failures, host time. Their names lack `sam/`."""
         counters = {"draft/model_failures": self._failures, "draft/model_s": self._spent_s}
         self._failures, self._spent_s = 0, 0.0
         return counters
@@ -135,7 +135,10 @@ class EngineDrafter(Wrapper):
         return self._judged, self._right
 
     def _judge(self, request_ids: list[str], sampled: list[int], made: Made | None) -> None:
-        """Compare each request's first sampled token with its last draft; note the new drafts."""
+        """Compare each request's first sampled token with its first draft token.
+
+        The draft token comes from an earlier step; this step's drafts are kept for the next call.
+        """
         for request_id, token in zip(request_ids, sampled, strict=True):
             told = self._told.pop(request_id, None)
             if token >= 0 and told is not None:
@@ -207,7 +210,7 @@ class EngineDrafter(Wrapper):
             counts = torch.tensor([len(tokens) for tokens in sampled])
         else:
             counts = ((sampled >= 0) & (sampled < runner.input_batch.vocab_size)).sum(dim=1)
-        # `last` becomes the index of each row's last scheduled token in front of draft tokens.
+        # `last` becomes the index of the last scheduled token before each row's draft tokens.
         last = runner.query_start_loc.gpu[1 : len(counts) + 1] - 1
         if metadata is not None:
             drafts = metadata.cu_num_draft_tokens.diff(prepend=last.new_zeros(1))

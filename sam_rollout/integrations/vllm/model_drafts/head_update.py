@@ -10,14 +10,14 @@ PREFIX = "sam_head."
 
 
 class HeadUpdates:
-    """Loads a draft head's weights, as a mixin placed before verl's worker extension."""
+    """Loads a draft head's weights; as a mixin it stands before verl's worker extension."""
 
     model_runner: Any
     vllm_config: Any
     device: Any
 
     def update_weights_from_ipc(self, *args: Any, **kwargs: Any) -> None:
-        """Receive a weight sync; if the head's weights came, renew their packed copies."""
+        """Receive a weight sync; if it has weights of the head, renew their packed copies."""
         self._head_came = False
         super().update_weights_from_ipc(*args, **kwargs)  # type: ignore[misc]
         if not self._head_came:

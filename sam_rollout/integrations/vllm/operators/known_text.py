@@ -1,7 +1,7 @@
 """Makes an engine decode known texts, and keeps the model's scores of their tokens.
 
-A text's drafts are the text itself. Before sampling, all logits except those of the text's tokens
-are replaced by minus infinity, so no draft token is rejected.
+The drafts are the next tokens of the known text. Before sampling, every position's logits are
+replaced: the known token's logit by 0, all others by minus infinity. So no draft token is rejected.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ class KnownTextProposer(SamProposer):
 
 
 class KnownTextExtension(SamWorkerExtension):
-    """Adds methods to the worker that start a check with known texts and return the scores."""
+    """Adds two methods to the worker: one begins a check with known texts, one returns scores."""
 
     def known_text_install(self) -> None:
         """Wrap the runner's sampling; from then on, every request needs a known text."""
@@ -74,7 +74,7 @@ class KnownTextExtension(SamWorkerExtension):
         runner._sample = led
 
     def known_text_drain(self) -> dict[int, dict[str, list]]:
-        """Return and forget the scores: text number -> column -> one value for each token.
+        """Return the scores, and forget them: text number -> column -> one value for each token.
 
         The columns are ``logprobs`` (natural logarithm of the known token's probability), ``top``
         (the likeliest token) and ``widths`` (number of positions that the step scored for the

@@ -3,7 +3,8 @@
 If attention over k + 1 queries has a wrong mask, wrong tokens are sampled, and no error is raised.
 The check follows section 2.1 of the article on speculation in RL training. It samples texts without
 drafts, and then verifies each text with the text itself as draft. Even correct kernels round
-differently, so compare each difference with the row "decoded alone".
+differently if they compute another number of tokens at a time. The row "decoded alone" shows how
+large such differences are; compare the other rows with it.
 """
 
 from collections.abc import Sequence
@@ -21,13 +22,16 @@ from sam_rollout.report.comparison_tables import Table, print_table
 
 DTYPES = ("float32", "bfloat16", "float16")
 SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-FIRST_BUCKET = 128  # tokens; every following range of context lengths ends at twice the length
+# End of the first range of context lengths, in tokens. Each further range ends at twice the end of
+# the range before it.
+FIRST_BUCKET = 128
 DECODED_ALONE = 0  # draft tokens per step when texts are decoded again, one text after the other
 # These are names, because importing the classes would import vLLM before its environment is set.
 EXTENSION = "sam_rollout.integrations.vllm.operators.known_text.KnownTextExtension"
 PROPOSER = "sam_rollout.integrations.vllm.operators.known_text.KnownTextProposer"
 
-# On some CPUs the choice of kernels depends on the sampler, so the check uses that of rollouts.
+# On some CPUs the choice of kernels depends on the sampler, so the check uses the sampler of
+# rollouts.
 SAMPLER = RolloutSamplerConfig("coupled")
 
 Scores = dict[str, list]
@@ -72,8 +76,8 @@ def differences(
     ``contexts`` has the number of tokens of each text's prompt. The result has a row for each range
     of context lengths, ``low <= length < high``, then a row for all lengths. ``positions`` counts
     the compared tokens. ``maximum`` and ``mean`` describe the absolute differences of
-    log-probabilities (natural logarithm). ``top_differs`` counts positions with different likeliest
-    tokens.
+    log-probabilities (natural logarithm). ``top_differs`` counts the positions at which the two
+    scorings have different likeliest tokens.
 
     Raises:
         OperatorCheckError: No token can be compared.
@@ -132,14 +136,15 @@ def prompts_of(model: str, count: int) -> list[list[int]]:
 
 
 def run(check: OperatorCheck) -> dict[str, Any]:
-    """Sample the texts, verify them with each of ``check.draft_tokens``, and compare.
+    """Sample texts, verify them with each number of draft tokens, and compare.
 
-    The result's ``rows`` have the ``differences`` for each number of draft tokens; 0 means that the
-    texts were decoded again, each of them alone. ``maximum`` is the largest difference in the rows
-    with draft tokens.
+    Each entry of the result's ``rows`` has the ``differences`` for one number of draft tokens. The
+    number 0 means that the texts were decoded again, each of them alone. ``maximum`` is the largest
+    difference in the entries with draft tokens.
 
     Raises:
-        OperatorCheckError: The engine never scored a whole group of draft tokens in one step.
+        OperatorCheckError: The engine did not follow the texts, or never scored a whole group of
+            draft tokens in one step.
     """
     prepare_environment()
     prompts = prompts_of(check.model, check.prompts)
@@ -194,7 +199,7 @@ def _ask(engine: Any, prompts: Sequence[Sequence[int]], own: list[dict[str, Any]
 def _sample(
     check: OperatorCheck, prompts: Sequence[Sequence[int]], arguments: dict[str, Any]
 ) -> tuple[list[list[int]], list[Scores]]:
-    # This engine has the same worker extension, because vLLM refuses a second one in a process.
+    # The arguments include the worker extension, which this engine does not use.
     with offline_engine(check.model, SamConfig(enabled=False), SAMPLER, **arguments) as engine:
         own = [
             {"max_tokens": check.max_tokens, "logprobs": 1, "seed": check.seed + number}

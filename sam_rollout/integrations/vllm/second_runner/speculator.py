@@ -89,7 +89,7 @@ class SamSpeculator(BaseSpeculator):
                 "the drafter is not bound to the model runner: call collective_rpc('sam_bind') "
                 "before the first request"
             )
-        order = np.argsort(input_batch.idx_mapping_np)  # gives every step the same order
+        order = np.argsort(input_batch.idx_mapping_np)  # by slot, so every step has the same order
         slots = input_batch.idx_mapping_np[order]
         lengths = self._states.total_len.gpu.cpu().numpy()[slots]  # waits for the step's end
         sampled = num_sampled.cpu().numpy()[order]
@@ -110,8 +110,8 @@ class SamSpeculator(BaseSpeculator):
 def attach(runner: Any) -> None:
     """Prepare vLLM's second runner for our drafter and sampler; safe to call repeatedly.
 
-    The second runner forgets a request that is preempted, and keeps no sampling parameters. So the
-    scheduler's data of each request are kept here until the request ends.
+    The second runner forgets a request that is preempted, and keeps no sampling parameters. So we
+    keep the data that the scheduler sends for each request, until the request ends.
     """
     if isinstance(runner.speculator, SamSpeculator):
         runner.speculator.attach(runner)
@@ -215,7 +215,8 @@ class KeyedSampling:
             logits, slots, slots_of_requests, slots_of_requests_np, positions, input_ids, places,
             others[0],
         )  # fmt: skip
-        # `others[1]` has the input ids without draft tokens that a grammar forbids.
+        # `others[1]`, if given, has the input ids. Draft tokens that a grammar forbids are left out
+        # there.
         verified = others[1] if len(others) > 1 else input_ids
         batch = len(slots_of_requests)
         ends = cu_num_rows[1:] - torch.arange(1, batch + 1, device=cu_num_rows.device)
