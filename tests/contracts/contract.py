@@ -38,7 +38,7 @@ class Row:
     contains: tuple[str, ...] = ()
     bases: tuple[str, ...] = ()
     abstract: tuple[str, ...] | None = None
-    versions: tuple[str, ...] = ()  # default: all supported ones, and vLLM's probed ones
+    versions: tuple[str, ...] = ()  # empty: all supported ones, for vLLM also the probed ones
 
     def supported_versions(self) -> tuple[str, ...]:
         probed = PROBED_VERSIONS["vllm"] if self.package == "vllm" else ()

