@@ -17,9 +17,10 @@ IMPORTED_ONCE = ["sam_rollout.heads.online", "sam_rollout.integrations.verl.stat
 
 
 def in_processes(function: Callable[..., Any], count: int, *arguments: Any) -> list[Any]:
-    """Call `function(rank, *arguments)` in `count` processes; return their results, by rank.
+    """Call `function(rank, *arguments)` in several processes; return their results, by rank.
 
-    Tensors in results become arrays. The call fails if a result takes longer than LIMIT_S.
+    `count` is the number of processes. Tensors in results become arrays. The call fails if a result
+    takes longer than LIMIT_S.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED_ONCE)

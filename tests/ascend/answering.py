@@ -1,7 +1,7 @@
 """Answers the same prompts in vllm-ascend engines with and without drafts; prints JSON.
 
 Run ``python -m tests.ascend.answering [ENGINE...]``. The program changes vLLM for the CPU, so it
-needs its own process. Sampled tokens reach the host late, as from an accelerator.
+needs its own process. Sampled tokens reach the host late, as they do with an accelerator.
 """
 
 import gc
@@ -48,16 +48,18 @@ from tests.integration.responses import (
 )
 
 WAYS = spied(pytest.MonkeyPatch(), AscendLateBinding, "_bind", "_follow", "_fill")
-NOT_YET = 5  # the host reads this token until the sampled one arrives; texts with it would differ
+# Until a sampled token arrives, the host reads this wrong one. Reading too early changes a text.
+NOT_YET = 5
 K = 3
 SIBLINGS, LONGEST = 2, 110
-# The prompts repeat themselves. A gate with threshold 2 is closed while all four requests run.
+# Three prompts repeat themselves. A gate with threshold 2 opens when two of the four requests have
+# ended.
 REPEATED = [[5, 6, 7, 8, 9] * 4, [1, 2, 3] * 5, [4] * 10, [9, 8, 7, 1]]
 LENGTHS = [12, 90, 20, 60]
 SAMPLING = {"cut": {"temperature": 0.8, "top_p": 0.95, "logprobs": 0}, "greedy": {"temperature": 0}}
-# For statistics, an engine answers 256 copies of a repetitive text with 4 tokens each.
+# For statistics, an engine samples 4 tokens after each of 256 copies of a repetitive text.
 COPIES, COPIED_TOKENS = 256, 4
-FAILS_AT = 40  # this forward pass of the head raises an error
+FAILS_AT = 40  # the head's forward pass with this number raises an error
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ ENGINES = {
 
 
 class Arrival:
-    """A copy that reaches the host when the host waits for it, or asks for it a second time."""
+    """A copy that arrives when the host waits for it, or asks a second time whether it is there."""
 
     def __init__(self, sampled: torch.Tensor, on_host: torch.Tensor) -> None:
         self._sampled, self._on_host = sampled, on_host
@@ -158,7 +160,7 @@ def started(side: Side) -> Iterator[Any]:
 
 
 def watched(runner: Any) -> list[list[int]]:
-    """Return a list that gets the number of draft tokens per request of every later step."""
+    """Return a list; each later step appends a list with its requests' numbers of draft tokens."""
     sample, steps = runner._sample, []
 
     def note(logits: Any, metadata: Any) -> Any:

@@ -43,7 +43,7 @@ if not collect_ignore_glob:
 
 @pytest.fixture(scope="session")
 def vllm_config():
-    """Return the configuration of an engine that drafts, completed by vllm-ascend's platform."""
+    """Return a drafting engine's configuration, which vllm-ascend's platform has completed."""
     from vllm.config import set_current_vllm_config
     from vllm.distributed.parallel_state import (
         init_distributed_environment,

@@ -13,7 +13,7 @@ AHEAD = ("closed", "opens", "filled up", "preempted")
 HEADS = ("head and texts", "head, closed", "head, fails")
 THRESHOLD, K, LENGTHS = 2, 3, (12, 20, 60, 90)  # as in answering.py, engine "sync"
 PVALUE = 1e-4
-RARE = 10  # beginnings of texts that occur less often are counted together
+RARE = 10  # beginnings that occur less often than this are counted together
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_texts_are_those_without_drafts(engines, name):
     assert bool(found["why_synchronous"]) == (name not in AHEAD)
     if name in AHEAD:
         assert set(found["ways"]) == ({"_follow"} if name == "closed" else {"_follow", "_bind"})
-        # vLLM also counts padding tokens, but no placeholders without a draft.
+        # vLLM also counts accepted padding tokens, but not placeholders that got no draft.
         assert found["kept"] == found["accepted"] + counters["draft/accepted_padding_tokens"]
     assert (found["preemptions"] > 0) == (name in ("preempted", "head and texts"))
 
@@ -136,6 +136,6 @@ def test_a_head_that_fails_leaves_drafts_from_texts(engines, answers):
 
 
 def test_drawn_drafts_have_the_noise_of_what_verifies_them(engines):
-    """All logits are equal, so a drafted and a sampled token are equal only if their noise is."""
+    """All logits are equal, so a draft is right only if drafter and sampler have the same noise."""
     found = engines["head, drawn"]
     assert found["accepted"] == found["drafted"] > 500

@@ -35,7 +35,7 @@ RUN_LIMIT_S = 600
 
 
 def unpack(folder: Path) -> None:
-    """Unpack the published source package; copy its generated file from the installed package."""
+    """Unpack the published source package; take `_build_info.py` from the installed package."""
     with tarfile.open(SDISTS / f"vllm_ascend-{VERSION}.tar.gz") as archive:
         for member in archive:
             member.name = member.name.partition("/")[2]

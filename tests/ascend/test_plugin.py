@@ -147,13 +147,13 @@ def test_logprobs_are_those_asked_for(make_runner, vllm_config, monkeypatch, kin
 
 @pytest.mark.parametrize("kind", [kind for kind in SAMPLERS if kind != "stock"])
 def test_penalties_go_together_with_drafts(vllm_config, kind):
-    """Our samplers apply penalties even without Triton; vllm-ascend's own sampler then fails."""
+    """Without Triton, our samplers apply penalties, but vllm-ascend's own sampler fails."""
     logits = torch.zeros(4, 12)
     step = same_draft_for_all([3], 2)
     metadata = dataclasses.replace(
         sampling_metadata(2),
         no_penalties=False,
-        prompt_token_ids=torch.full((2, 1), 12),  # padding, no tokens
+        prompt_token_ids=torch.full((2, 1), 12),  # only padding
         frequency_penalties=torch.zeros(2),
         presence_penalties=torch.tensor([100.0, 0.0]),
         repetition_penalties=torch.ones(2),
@@ -164,5 +164,5 @@ def test_penalties_go_together_with_drafts(vllm_config, kind):
     tokens = sampler(step, None, logits, metadata).sampled_token_ids
     assert tokens[0, 0] == 5, "all other tokens carry a penalty, also the draft"
     stock = make_sampler("stock", None)
-    with pytest.raises(RuntimeError):  # without this error, upstream is fixed
+    with pytest.raises(RuntimeError):  # if nothing is raised, upstream is fixed
         stock(same_draft_for_all([3, 3], 2), None, torch.zeros(6, 12), metadata)

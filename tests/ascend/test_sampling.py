@@ -20,7 +20,7 @@ from tests.ascend.steps import NO_TOKEN, ToyEngine, same_draft_for_all, sampling
 from tests.unit.verification.distributions import assert_lossless
 
 VOCABULARY = 12
-CALLS, BATCH = 5, 4_000  # vllm-ascend's sampling time grows with the batch squared
+CALLS, BATCH = 5, 4_000  # vllm-ascend's sampling time grows with the square of the batch
 COUPLED = RolloutSamplerConfig(kind="coupled")
 
 
@@ -84,7 +84,7 @@ REQUESTS = [
     ([6], {"temperature": 1.3, "top_k": 5}),
     ([7, 8, 9, 10], {"temperature": 0.0}),
 ]
-LENGTH = 40  # new tokens of each request that are compared
+LENGTH = 40  # number of new tokens of each request
 
 
 def by_definition(prompt, params, key):
@@ -156,7 +156,7 @@ def test_logits_that_are_no_numbers_are_cleaned(vllm_config):
             same_draft_for_all([3], 1), None, logits[[0, 1]], sampling_metadata(1)
         ).sampled_token_ids
         assert output[0, 0] == 3
-        if kind != "stock":  # stock does not clean the row after the last draft
+        if kind != "stock":  # the stock sampler does not clean the row after the draft
             assert output[0, 1] == 5
 
 

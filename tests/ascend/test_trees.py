@@ -1,4 +1,4 @@
-"""Tests attention over draft trees on NPUs, with stand-ins for the NPU's operators in torch."""
+"""Tests attention over draft trees on NPUs; stand-ins in torch replace the NPU's operators."""
 
 from types import SimpleNamespace
 

@@ -43,7 +43,7 @@ class Holder:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # a ctrl-C meant for this program must not reach it
+            start_new_session=True,  # so that a ctrl-C for this program does not end the machine
         )
         if self._process.stdout.readline() != b"up\n":
             raise OSError(f"{shlex.join(unshare)}: {self._process.stderr.read().decode().strip()}")
@@ -70,7 +70,7 @@ class Lan:
     """Machines on one switch; a ``with`` statement starts and ends them.
 
     Args:
-        names: Host names, one machine each.
+        names: Host names, one for each machine.
         folder: Contains files of the cluster, among them a folder for each machine's /tmp.
     """
 

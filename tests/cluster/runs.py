@@ -43,7 +43,7 @@ def small_run(folder: Path) -> list[str]:
 
 
 class Launch:
-    """A running ``scripts/launch_multinode.sh``, which ends with its ``with`` statement."""
+    """A running ``scripts/launch_multinode.sh``; it ends when the ``with`` statement is left."""
 
     def __init__(self, lan: Lan, folder: Path, *arguments: str) -> None:
         hosts = folder / "hosts.txt"
@@ -109,9 +109,10 @@ def has_trained(run_dir: Path, step: int) -> bool:
 
 
 def actors_by_node(output: str, actor: str) -> dict[str, int]:
-    """Return for each node the number of processes of ``actor`` that wrote into the log.
+    """Return, for each node, how many processes of the class ``actor`` wrote into the log.
 
-    Ray's log lines name the address of a node, except for the head node; its key is "head".
+    The keys are the nodes' addresses in Ray's log lines. Lines of the head node have no address, so
+    its key is "head".
     """
     found = re.findall(rf"\({actor}[^)]*? pid=(\d+)(?:, ip=([\d.]+))?\)", output)
     return {ip or "head": len({pid for pid, at in found if at == ip}) for _, ip in found}

@@ -27,7 +27,7 @@ class BreakingExtension(SamColocateWorkerExtension):
         return super().sam_drain(*going_on)
 
     def _break_drafter(self) -> None:
-        """Make the drafter raise once it has served ``STEPS_INTO_STEP_TWO`` more engine steps."""
+        """Make the drafter raise an error after ``STEPS_INTO_STEP_TWO`` more engine steps."""
         drafter, served = self._proposer().session.drafter, itertools.count()
         original = drafter.draft
 

@@ -10,7 +10,8 @@ from sam_rollout.telemetry.curve import CURVE_NAME
 from tests import megatron
 
 RESPONSES_PER_PROMPT = 8
-# Different bf16 kernels in rollout and actor explain less; a wrong sampler gives 0.1 or more.
+# Rollout and actor use different bf16 kernels, which make a smaller difference than this. A wrong
+# sampler makes a difference of 0.1 or more.
 MAX_PROBS_DIFF_MEAN = 0.01
 
 
@@ -150,15 +151,15 @@ def test_interrupted_responses_go_on_and_a_killed_run_is_resumed(train):
         "trainer.v1.colocate_async.num_warmup_batches=1",
         "dynamic_sampling=none",
         "dynamic_sampling.gen_batch_size=4",
-        "actor_rollout_ref.rollout.max_num_seqs=32",  # all responses of a step
-        "trainer.val_before_train=true",  # makes the reward's slow first call before step 1
+        "actor_rollout_ref.rollout.max_num_seqs=32",  # as many as a step has responses
+        "trainer.val_before_train=true",  # so the reward's slow first call is over before step 1
         "trainer.total_training_steps=2",
         "trainer.save_freq=1",
         "trainer.resume_mode=auto",
     )
 
     def has_records_of_step_2(folder) -> bool:
-        return len(list(folder.root.glob("requests/0-*.parquet"))) == 3  # validation, steps 1, 2
+        return len(list(folder.root.glob("requests/0-*.parquet"))) == 3  # validation and two steps
 
     killed = train(*trainer, killed_when=has_records_of_step_2)
     before = _parts(killed)

@@ -19,7 +19,7 @@ os.environ.update(
     VLLM_CPU_KVCACHE_SPACE="1",
     VLLM_CPU_OMP_THREADS_BIND="nobind",
     OMP_NUM_THREADS="1",
-    # vLLM's n-gram drafter sets the number of threads of numba, and thereby that of torch.
+    # vLLM's n-gram drafter sets numba's number of threads, and thereby torch's.
     NUMBA_NUM_THREADS="1",
     TORCHDYNAMO_DISABLE="1",  # as in a run on a CPU: vLLM compiles no C++ code
     VLLM_LOGGING_LEVEL="WARNING",
@@ -45,7 +45,7 @@ def few_collections() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def make_engine(pytestconfig: pytest.Config, few_collections: None) -> Iterator[Callable[..., Any]]:
-    """Return ``make_engine(sam_config, **vllm_arguments)``, which starts a ``vllm.LLM`` here."""
+    """Return ``make_engine(sam_config, **vllm_arguments)``, which starts a ``vllm.LLM``."""
     from vllm import LLM, envs
 
     from sam_rollout.integrations.vllm.engine_settings import engine_arguments

@@ -15,7 +15,7 @@ from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedE
 
 
 def add_missing_parts() -> None:
-    """Patch vLLM in this process; harmless when repeated."""
+    """Patch vLLM in this process; a second call does no harm."""
     CpuCommunicator.all_gatherv = all_gatherv
     CpuCommunicator.reduce_scatterv = reduce_scatterv
     if not hasattr(CPUUnquantizedExperts.apply, "__wrapped__"):

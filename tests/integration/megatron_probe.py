@@ -34,7 +34,7 @@ from sam_rollout.integrations.verl.state_capture import StateCapture
 from sam_rollout.integrations.vllm.engine_settings import EngineSettings
 from tests.megatron import ON_CPU
 
-# For each text, the length of its prompt, and of prompt and response together.
+# For each text: the length of its prompt, and the length of prompt and response together.
 LENGTHS = ((3, 12), (2, 9), (15, 26), (1, 7), (4, 40), (1, 11), (9, 31), (2, 8))
 WINDOW = 8
 OTHER_LAYERS = (0, 5)

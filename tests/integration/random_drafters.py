@@ -20,7 +20,7 @@ class MiMoConfig(Qwen2Config):
 
 
 def write_medusa(folder: Path, heads: int) -> None:
-    """Write a Medusa drafter: `heads` output layers, each behind a block of its own."""
+    """Write a Medusa drafter; each of its heads has a block, followed by an output layer."""
     config = {
         "architectures": ["MedusaModel"], "model_type": "medusa", "dtype": "float32",
         "hidden_size": HIDDEN, "vocab_size": VOCABULARY, "num_heads": heads, "num_hidden_layers": 1,

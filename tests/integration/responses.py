@@ -17,10 +17,11 @@ def requests(
     step: int = 0,
     **sampling: Any,
 ) -> tuple[list[Any], list[Any]]:
-    """Return prompts, each ``siblings`` times, and sampling parameters for a ``vllm.LLM``.
+    """Return prompts and sampling parameters of requests to a ``vllm.LLM``.
 
-    ``max_tokens`` is one number for all responses, or a number for each response.
-    ``sampling`` contains more fields of ``SamplingParams``.
+    ``siblings`` is the number of requests with the same prompt. ``max_tokens`` is one number for
+    all responses, or a number for each response. ``sampling`` contains more fields of
+    ``SamplingParams``.
     """
     from vllm import SamplingParams, TokensPrompt
 
@@ -115,7 +116,7 @@ def spied(patch: pytest.MonkeyPatch, owner: Any, *names: str) -> Counter[str]:
 
 
 def failing(owner: Any, name: str, at: int) -> list[None]:
-    """Let call number `at` of a method fail; return a list with an entry for each call."""
+    """Make a method fail in its call number `at`; return a list that gets an entry in each call."""
     method, calls = getattr(owner, name), []
 
     def call(*arguments: Any, **options: Any) -> Any:

@@ -115,9 +115,9 @@ print(before, scan_breaks_on(ffi.lib), alike, envs.VLLM_CPU_ATTN_SPLIT_KV, singl
 def told(kind: str) -> list[str]:
     """Return the five values that the program prints for a kind of sampler.
 
-    The first two say whether a scan of all modules breaks without and with the plugin. The third
-    says whether a row of a bfloat16 product is equal in batches of all sizes. The fourth is
-    VLLM_CPU_ATTN_SPLIT_KV, which divides a request's keys among threads. The last says whether a
+    The first two say whether a scan of all modules breaks: first without the plugin, then with it.
+    The third says whether a row of a bfloat16 product is equal in batches of all sizes. The fourth
+    is VLLM_CPU_ATTN_SPLIT_KV, which divides a request's keys among threads. The last says whether a
     row of a float32 product is equal alone and in a batch of eight.
     """
     program = [sys.executable, "-c", _PROGRAM, kind]

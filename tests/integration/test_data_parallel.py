@@ -34,7 +34,8 @@ UNEQUAL = [
     *(Request(0, 12 * (1 + number), (number, 7, 8, 9) * 4) for number in range(1, 7)),
     Request(1, 200, (3, 4, 5) * 5),
 ]
-SCHEDULE = {"1": 4, "2": 2, "4": 1}  # most running requests -> draft tokens per request
+# Largest number of running requests -> draft tokens per request.
+SCHEDULE = {"1": 4, "2": 2, "4": 1}
 GATES = {
     "schedule": GateConfig(kind="schedule", schedule=SCHEDULE),
     "threshold": GateConfig("threshold", 2),

@@ -19,7 +19,7 @@ from tests.integration.conftest import MODEL
 pytestmark = pytest.mark.usefixtures("few_collections")
 
 HEAD = Path(f"{MODEL}_eagle3")
-STEPS, FEW = 3, 8  # numbers of draft tokens, and of prompts whose greedy texts are compared
+STEPS, FEW = 3, 8  # draft tokens; prompts whose greedy texts are compared
 
 
 def engine(**arguments):

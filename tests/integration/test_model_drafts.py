@@ -222,7 +222,7 @@ def test_behind_a_closed_gate_a_model_runs_its_first_pass_and_tells_if_it_is_ali
     engine = start(config, ahead=ahead)
     passes = passes_of(engine)
     assert texts(generate(engine, some, SIBLINGS, max_tokens=TOKENS)) == reference
-    assert set(passes[1:]) == {0}  # before the first step no gate has decided
+    assert set(passes[1:]) == {0}  # before the first step, no gate has decided yet
     assert drained(engine)[1] == 0
     for weight, expected in (1.0, True), (0.0, False):
         for parameter in runner_of(engine).drafter.model.parameters():

@@ -1,7 +1,7 @@
 """Checks that drafts do not change texts.
 
 Each side is an engine with the coupled sampler at temperature 1 on the tiny model. Its texts have
-to be equal to the texts of an engine without drafts. Sides that are ``ahead`` run in vLLM's
+to be equal to the texts of an engine without drafts. Sides with ``ahead=True`` run in vLLM's
 asynchronous path with emulated streams and events (`tests/emulated_device.py`). Log-probabilities
 are compared, too.
 """

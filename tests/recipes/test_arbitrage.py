@@ -10,7 +10,7 @@ from recipes.arbitrage.router import annotated, balance, calibrate, collect, lab
 from recipes.arbitrage.steps import DRAFT, TARGET, Solution, Step, choice_of, solve
 from sam_rollout.core.identity import identify
 
-LENGTHS = (3, 1, 2)  # steps of each answer
+LENGTHS = (3, 1, 2)  # number of steps of each answer
 
 
 class Scripted:

@@ -39,7 +39,7 @@ def test_a_wrong_answer_has_a_wrong_line():
     [
         (OPENING, START, 1),
         (OPENING, "Start with a=32.\n", 0),
-        (OPENING, "Then comes b, so we need 31+89=120.\n", 0),  # a is missing
+        (OPENING, "Then comes b, so we need 31+89=120.\n", 0),  # the operand `a` is missing
         (OPENING + START, "Then comes b, so we need 31+89=120. Modulo 100 that is 20.\n", 1),
         (OPENING + START, "Then comes b, so we need 31+89=120. Modulo 100 that is 21.\n", 2 / 3),
         (OPENING + START, "Then comes b, so we need 31+89=121. Modulo 100 that is 21.\n", 2 / 3),

@@ -2,7 +2,7 @@
 
 Functions for the CPU replace functions of torch.cuda. PyTorch's norm and attention replace
 Megatron's, so mbridge gets other names for the weights of norms. Everything else is as installed.
-Processes of sequence parallelism do not sum the gradients of norms here.
+With sequence parallelism, processes do not sum the gradients of norms here.
 """
 
 import functools

@@ -39,19 +39,19 @@ def _npu_reshape_and_cache(key, value, key_cache, value_cache, slot_indices):
 
 
 def npu_fused_infer_attention_score(
-    query,  # [tokens, heads, head_size]; BSND: [requests, tokens each, heads, head_size]
+    query,  # [tokens, heads, head_size]; in BSND [requests, tokens of each, heads, head_size]
     key,  # paged: [blocks, block_size, ...]; otherwise [tokens, kv_heads, head_size]
     value,
     *,
-    actual_seq_lengths,  # cumulative; BSND: by request
-    actual_seq_lengths_kv,  # by request if paged, otherwise cumulative
+    actual_seq_lengths,  # cumulative; in BSND one length for each request
+    actual_seq_lengths_kv,  # one length for each request if paged, otherwise cumulative
     block_table=None,
     block_size=128,
     input_layout="TND",
     num_heads=1,
     num_key_value_heads=1,
     scale=1.0,
-    sparse_mode=0,  # 3: causal, aligned at the end
+    sparse_mode=0,  # 3: causal, and the last query token sees all keys
     softmax_lse_flag=False,
     **_options,
 ):

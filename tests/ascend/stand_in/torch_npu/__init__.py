@@ -1,7 +1,7 @@
 """Replaces torch_npu, so that vllm-ascend's Python code runs with all tensors on a CPU.
 
 Put ``tests/ascend/stand_in`` on PYTHONPATH. The stand-in cannot test numerics, graphs,
-communication and speed of an NPU.
+communication or speed of an NPU.
 
 * ``torch.npu`` has one device, an Ascend910B1 (an A2). Its streams, events and graphs are mocks.
 * Operators that samplers need are written in torch. All other names of torch_npu are mocks.
@@ -54,7 +54,7 @@ class PlaceholderFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def npu_top_k_top_p(logits, k=None, p=None):
-    """Keep the k likeliest tokens, then the smallest set of them with probability p."""
+    """Keep the k likeliest tokens, of these the fewest with a total probability of at least p."""
     probabilities = logits.softmax(dim=-1, dtype=torch.float32)
     sorted_probabilities, order = probabilities.sort(dim=-1, descending=True)
     keep = torch.ones_like(sorted_probabilities, dtype=torch.bool)
