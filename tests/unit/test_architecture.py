@@ -1,4 +1,4 @@
-"""Reads imports from syntax trees, and checks those between folders of the library.
+"""Reads imports from syntax trees, and checks imports between folders of the library.
 python tests/unit/test_architecture.py    prints the drawing for docs/architecture.md
 """
 

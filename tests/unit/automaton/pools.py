@@ -85,7 +85,7 @@ def draft_from(place, k):
 
 
 def draft_rows(pool, slots, token_ids, lengths, k=3):
-    """Read each slot's row of `token_ids` up to its length, and draft after it."""
+    """Read a row of `token_ids` for each slot, up to the row's length; draft what follows it."""
     pool.extend(int32(*slots), np.arange(len(slots), dtype=np.int32), token_ids, int32(*lengths))
     return [draft_from(place, k) for place in places_of(pool, *slots)]
 

@@ -21,7 +21,7 @@ class Reference:
     def __init__(self):
         self.prefixes = {""}  # prefixes of all texts
         self.noted = []  # (text so far, new token, writer), oldest first
-        self.open_runs = {}  # text that ends in a new token -> writer of the first
+        self.open_runs = {}  # text that ends in new tokens -> writer of the first one
 
     def knows(self, string):
         return any(string in prefix for prefix in self.prefixes)
@@ -125,7 +125,7 @@ def families(draw):
 
 
 def grown(pool, family, shared):
-    """Read a family's texts bit by bit; yield (text's number, slot, text so far, reference)."""
+    """Read a family's texts piece by piece; yield (text's number, slot, text so far, reference)."""
     texts, turns = family
     automaton, common = pool.create() if shared else None, Reference()
     slots = [pool.open(automaton, group=number % 2) for number in range(len(texts))]

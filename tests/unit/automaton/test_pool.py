@@ -89,7 +89,7 @@ def test_a_reused_slot_knows_nothing_of_its_past(pool):
     ("second", "length"),
     [
         ([1, 2, 1, 2, 1], 3),  # a cut text
-        ([1, 2, 1, 2, 9, 8, 9], 7),  # a text with another token at its old end
+        ([1, 2, 1, 2, 9, 8, 9], 7),  # a longer text, but its fifth token has changed
         ([1, 2, 1, 2, 1], 0),
     ],
 )

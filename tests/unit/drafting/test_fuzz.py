@@ -59,7 +59,10 @@ class OwnText:
         return np.where(self._array[:n] == token, run[:n] + 1, 0)
 
     def allows(self, draft: list[int], count: int, whole: bool) -> bool:
-        """Return whether a draft is allowed and, if `whole`, as long as text and `count` allow."""
+        """Return whether the text allows a draft.
+
+        If `whole`, the draft must have `count` tokens, or end where the text allows no next token.
+        """
         n, run = len(self.tokens), self.run.copy()
         for token in draft:
             longest = run[:n].max(initial=0)

@@ -26,7 +26,7 @@ class Reference:
     def __init__(self, least: float = 0.0) -> None:
         self.least = least
         self.shares = defaultdict(lambda: [vote_rule._FIRST_WEIGHT, None])  # class -> votes, right
-        self.chances = defaultdict(lambda: [0, 0])  # class or its sum -> drafted, right
+        self.chances = defaultdict(lambda: [0, 0])  # class or class_[:1] -> drafted, right
         self.before = [0] * MAX_ROWS  # accepted tokens of each row's last draft
         self.flight = [[]] * MAX_ROWS  # for each token in flight: votes, class, chance
 

@@ -42,7 +42,10 @@ class Group:
         self.gates = [make(Seat(self.table, rank)) for rank in range(ranks)]
 
     def step(self, rows: Sequence[int]) -> list[int | None]:
-        """Return budgets after a step with `rows[i]` requests in engine i; None if it has none."""
+        """Return the gates' budgets after a step; None for an engine without requests.
+
+        `rows[i]` is the number of requests in engine i.
+        """
         self.table.exchange()
         return [
             gate.next_budget(decode(count)) if count else None

@@ -37,8 +37,9 @@ class SyntheticEngines:
     Attributes:
         seconds: Maps numbers of requests, scored tokens and context tokens to a step's time.
         acceptance: Maps the number of running requests and the seconds since the start to the
-            chance, known to the drafter, that a draft token is accepted if all earlier ones are.
-        fulfilled: The true chance divided by `acceptance`.
+            chance that a draft token is accepted if all earlier ones are. The drafter knows this
+            chance.
+        fulfilled: The true chance divided by the chance that the drafter knows.
         lengths: Lengths of the responses of each engine.
         drafting: Share of requests that have a draft.
         noise: Relative standard deviation of a step's time.
@@ -58,7 +59,7 @@ class SyntheticEngines:
     whole: bool = False
 
     def run(self, *gates: Gate, rounds: int, seed: int = 0, exchange=lambda: None) -> float:
-        """Run `rounds` rounds with a gate for each engine; return seconds per token without pauses.
+        """Run rounds with one gate per engine; return seconds per token, without pauses and noise.
 
         Raises:
             AssertionError: Two engines decided differently in a step.
@@ -142,7 +143,8 @@ class _Engine:
     def _offered(self, right: np.ndarray) -> Offered:
         chances, classes = _chances(self._chance)
         place = np.arange(K)
-        judged = (place <= self._drafts[:, None]) & self._matched[:, None]  # one more is held back
+        # The drafts, and one more token, which is held back.
+        judged = (place <= self._drafts[:, None]) & self._matched[:, None]
         asked = judged.sum(axis=0)
         kept = (judged & (place < right[:, None])).sum(axis=0)
         told = np.array([np.full(K, self._matched.sum()), asked, kept, asked * chances])

@@ -11,8 +11,8 @@ from tests.unit.gating.steps import engine_step
 
 K, EXPLORATION = 16, 0.005
 CHAIN, TREE = 0, 1
-# Chances of a request's draft tokens. A chain has the tokens ALONE; a tree has the first half of
-# the chain, and the tokens BESIDE it.
+# Chances of a request's draft tokens. ALONE has the chances of a chain. A tree has the first half
+# of this chain, and other tokens, whose chances are in BESIDE.
 ALONE = 0.6 ** np.arange(1, K + 1)
 BESIDE = np.array([0.2, 0.12, 0.12, 0.08, 0.07, 0.07, 0.04, 0.04])
 OFFERS = ALONE, np.sort(np.concatenate([ALONE[:8], BESIDE]))[::-1]
@@ -190,7 +190,7 @@ def test_a_series_of_trials_ends_where_nothing_is_heard_of_it():
 
 
 def test_a_series_of_trials_is_dropped_where_another_load_changed_the_shape():
-    """Trials of the first series have trees. Those of the next must not use offers of trees."""
+    """Trials of the first series have trees. A later series must not use their offers."""
     sure = np.ones(K)
     engine = Engine(lambda tokens, shape: 20e-3, rows=2, offers=(sure, sure))
     while engine.shapes.count(TREE) < 40:  # until the second series is under way

@@ -1,4 +1,4 @@
-"""Makes run folders like those of a run: with given metrics, or with a whole synthetic run."""
+"""Makes run folders, either with given metrics or with a whole synthetic run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -68,7 +68,7 @@ class Synthetic:
     """A made-up run, with the rollout of every step.
 
     `seed` fixes prompts and texts; `noise_seed` fixes times. `update_s` is the time outside the
-    rollout. The first step's engine steps take `warm_up` times as long.
+    rollout. `warm_up` multiplies the times of the first step's engine steps.
     """
 
     steps: int = 6
@@ -179,7 +179,7 @@ def pair(synthetic) -> tuple[Path, Path]:
 
 @pytest.fixture
 def pairs(synthetic) -> Callable[..., tuple[list[Path], list[Path]]]:
-    """Return pairs(seeds, **fields), which writes one run of both sides for each seed."""
+    """Return pairs(seeds, **fields), which writes two runs for each seed, one for each side."""
 
     def make(seeds: Any, **fields: Any) -> tuple[list[Path], list[Path]]:
         def run(name: str, seed: int) -> Path:

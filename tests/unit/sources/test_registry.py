@@ -1,4 +1,4 @@
-"""Tests that a new source needs one file only, here the example of CONTRIBUTING.md."""
+"""Tests that a new source needs only one file; this source is the example of CONTRIBUTING.md."""
 
 import json
 import os

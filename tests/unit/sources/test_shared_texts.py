@@ -182,7 +182,7 @@ def test_a_group_that_was_given_up_takes_nothing_in():
 
 
 def test_what_nobody_asks_for_is_bounded_counted_and_freed():
-    a = make_engine("a", max_bytes=1 << 20)  # an eighth of it is 8 texts
+    a = make_engine("a", max_bytes=1 << 20)  # 8 texts fill an eighth of it
     (pool,) = (one.pool for one in a.sources)
     for number in range(20):
         name = f"a{number}"

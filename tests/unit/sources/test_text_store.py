@@ -164,7 +164,7 @@ def test_other_files_in_the_folder_are_left_alone(tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-SHARED_BYTES = 600_000  # of 770,000 that are written, so that each writer keeps some
+SHARED_BYTES = 600_000  # less than the 770,000 that are written, but each writer keeps some
 
 
 def _write_many(folder, name, count):
@@ -187,7 +187,7 @@ def test_two_processes_write_at_once(tmp_path):
         for name in ("a", "b"):
             for response in reader.read(name, PLENTY, PLENTY):
                 assert (response == response[0]).all() and len(response) == 30
-        with suppress(FileNotFoundError):  # renamed or deleted meanwhile
+        with suppress(FileNotFoundError):  # a file is renamed or deleted meanwhile
             assert folder_bytes(tmp_path) <= SHARED_BYTES
     assert [process.exitcode for process in processes] == [0, 0]
     for name in ("a", "b"):
@@ -251,7 +251,7 @@ def test_files_that_another_machine_deleted_cost_nothing(tmp_path, monkeypatch):
     smaller._max_bytes = 5 * files_of(tmp_path)[1].stat().st_size  # so it deletes files
     put(smaller, "g", 8, np.full(50, 8, np.int32))
     assert [r[0] for r in read(tmp_path, "g", max_bytes=64_000)] == [4, 5, 6, 7, 8]
-    reader._step = PLENTY  # it knows only the files of before
+    reader._step = PLENTY  # so it reads without listing the folder again
     assert [r[0] for r in reader.read("g", PLENTY, PLENTY)] == [4, 5, 6, 7]
 
     def stale(*arguments):

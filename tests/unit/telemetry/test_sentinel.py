@@ -152,7 +152,7 @@ def test_a_request_without_engine_steps_is_looked_for_since_the_last_drain(start
         (0.004, 0.0045, False),
         (4e-6, 1e-7, False),  # both are rounding errors, whatever their ratio
         (0.0, 0.0, False),  # the trainer used the rollout's probabilities
-        (0.5, None, False),  # no baseline, or none of this step
+        (0.5, None, False),  # no baseline, or a baseline without this step
     ],
 )
 def test_probabilities_that_are_not_as_far_apart_as_in_the_baseline(own, baseline, found):

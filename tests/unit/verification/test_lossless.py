@@ -122,9 +122,9 @@ def test_greedy_and_random_requests_side_by_side(way, vocabulary):
 
 
 def verify_sampled(counts, proposals, by_place):
-    """Sample ``K`` drafts for every request and verify them; return output and drafts.
+    """Sample K draft tokens for every request and verify them; return output and drafts.
 
-    ``proposals``: [K, vocabulary] for every request, or [requests * K, vocabulary].
+    ``proposals``: [K, vocabulary], the same for every request, or [requests * K, vocabulary].
     """
     layout = layout_of(counts)
     proposals = proposals.repeat(layout.num_drafts // len(proposals), 1)

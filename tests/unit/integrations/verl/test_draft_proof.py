@@ -102,12 +102,12 @@ def test_the_same_response_is_asked_for_without_drafts_and_no_longer():
     assert compared(nothing) == [] and nothing.asked == []
 
 
-PLACE = 2  # position in the response where token 6 was drawn with drafts, token 1 without
+PLACE = 2  # at this position, token 6 was drawn with drafts, and token 1 without drafts
 OTHER = [4, 5, 1, 7]
 
 
 def logprobs(gap: float, coupling: str) -> np.ndarray:
-    """Return log-probabilities of a place where the best tokens, 6 and 1, are `gap` apart."""
+    """Return log-probabilities; the scores of the best tokens, 6 and 1, differ by `gap`."""
     noise = np.zeros(VOCABULARY)
     if coupling == "gumbel":
         noise = noise_of(IDENTITY.key, len(PROMPT) + PLACE, VOCABULARY)

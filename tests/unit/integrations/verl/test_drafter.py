@@ -50,7 +50,8 @@ def test_a_name_on_the_hub_stays_one_and_a_folder_becomes_absolute(monkeypatch):
     ],
 )
 def test_a_head_of_another_model_ends_the_run_before_it_begins(override, reason):
-    elsewhere = "actor_rollout_ref.model.path=owner/model"  # absent, so model_shape counts
+    # The model is not on this machine, so model_shape counts.
+    elsewhere = "actor_rollout_ref.model.path=owner/model"
     with pytest.raises(ConfigError, match=rf"^{MODEL}\.path = .*{reason}"):
         check(changed(*TINY, elsewhere, override))
     check(changed("experiment=tiny_cpu", "sam=off", elsewhere, override))
@@ -158,7 +159,7 @@ def test_positions_that_do_not_reach_the_longest_text_are_noted(tmp_path, capsys
 
 
 @pytest.mark.parametrize(
-    ("experiment", "published_gb"),  # file sizes less the policy's embedding: docs/draft_models.md
+    ("experiment", "published_gb"),  # file sizes minus the policy's embedding: docs/draft_models.md
     [("qwen3_32b_cuda", 3.12 - 1.56), ("qwen3_8b_cuda", 2.04 - 1.24)],
 )
 def test_the_estimate_is_that_of_public_heads(experiment, published_gb):

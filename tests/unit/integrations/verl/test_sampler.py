@@ -18,7 +18,7 @@ from sam_rollout.integrations.verl.sampler import (
 
 SIBLINGS = 3
 MIXED, RIGHT, WRONG = (1.0, 0.0, 1.0), (1.0,) * 3, (0.0,) * 3
-FAILED, NOTHING = None, ()  # groups that failed with one response, with no response
+FAILED, NOTHING = None, ()  # outcomes of groups that failed: with one response, without any
 
 
 def uid_of(number: int) -> str:
@@ -36,7 +36,8 @@ class Queue:
         self.tags: dict[str, dict[str, dict]] = {"train": {}, "val": {}}
         self.rewards: dict[str, dict[str, float | None]] = {}
         self.to_finish: list[tuple[str, str, tuple[float | None, ...] | None]] = []
-        self.tokens: dict[str, list[tuple[int, int]]] = {}  # response -> its (weights, tokens)
+        # Response -> for each version of the weights: the version, and the number of its tokens.
+        self.tokens: dict[str, list[tuple[int, int]]] = {}
 
     def submit(self, partition: str, uid: str, outcome: tuple[float | None, ...] | None) -> None:
         self.tags[partition][uid] = {"is_prompt": True, "status": "pending", "global_steps": 1}

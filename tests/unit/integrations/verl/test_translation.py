@@ -96,7 +96,7 @@ def test_ended_responses_lie_in_the_run_folder_unless_they_have_a_path(tmp_path,
     sam = translated("sam=on", "sam.texts.path=kept", "sam.sources.run.corpus=a.jsonl").sam
     assert sam.texts.path == str(tmp_path / "kept")
     assert sam.sources.run.corpus == str(tmp_path / "a.jsonl")
-    # Here no source needs the path. A path of its own would make vLLM compile again in each run.
+    # Here no source needs the path. If each run had another path, vLLM would compile in each run.
     small = ("sam.sources.run.max_bytes=1048576", "sam.sources.prompt.enabled=false")
     without = translated("sam=on", *small, "run_dir=outputs/mine")
     assert (without.sam.sources.run.enabled, without.sam.texts.path) == (False, "")
@@ -168,7 +168,7 @@ def test_a_baseline_is_read_and_held_against_the_run(baseline, capsys):
 
 
 def test_validation_without_sampling_is_greedy():
-    """verl's V1 trainer ignores do_sample, so it has to become temperature 0."""
+    """verl's V1 trainer ignores do_sample, so do_sample=false has to become temperature 0."""
     val = "actor_rollout_ref.rollout.val_kwargs"
     sampled = translated().actor_rollout_ref.rollout.val_kwargs
     assert (sampled.temperature, sampled.top_p) == (1.0, 0.7)

@@ -20,7 +20,7 @@ WEIGHTS = [(f"layer.{number}", torch.full((300, 1000), float(number))) for numbe
 
 
 class VerlsExtension:
-    fails_at = -1  # the refused bucket; 0: fails before the first bucket; -1: refuses none
+    fails_at = -1  # number of the refused bucket; 0: fails before the first; -1: refuses none
 
     def update_weights_from_ipc(self):
         buckets = itertools.count()
@@ -58,7 +58,7 @@ def sync(tmp_path, monkeypatch):
 
         receiving = threading.Thread(target=receive)
         receiving.start()
-        # verl's adapter makes its sender by this name.
+        # verl's adapter finds the class of its sender by this name.
         sender = vllm_rollout.BucketedWeightSender(
             extension.zmq_handle, bucket_size_mb=2, use_shm=True
         )

@@ -188,7 +188,7 @@ def test_sampler_time_counts_nested_samplers_once(runner, monkeypatch):
     [(False, True, True), (False, False, False), (True, True, False)],
 )
 def test_a_grammar_has_no_drafts_that_it_would_not_see(ahead, begins_anywhere, drafts, monkeypatch):
-    if not begins_anywhere:  # vLLM 0.23 and 0.24
+    if not begins_anywhere:  # as in vLLM 0.23 and 0.24
         monkeypatch.delattr(StructuredOutputManager, "_get_constraint_start")
     asked = {
         name: SimpleNamespace(

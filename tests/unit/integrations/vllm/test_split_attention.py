@@ -80,7 +80,7 @@ def flash_attention(
 
 
 def add_plainly(step, query, key, value, scale, context, output):
-    """Add each tree's attention to the context's attention as the GPU kernel does."""
+    """Add each tree's attention to the context's attention, as the GPU kernel does."""
     own, lse = attend(query[step.tokens], key[step.tokens], value[step.tokens], step.own, scale)
     found, context_lse = context[0].view_as(own), context[1].T.view_as(lse)
     weights = torch.stack([context_lse, lse]).softmax(0).unsqueeze(4)
@@ -92,7 +92,7 @@ def add_plainly(step, query, key, value, scale, context, output):
 
 
 def move_plainly(kv_caches, axis, slots, first, path, token_ids, rows=None):
-    """Move accepted tokens of the first `rows` requests as the GPU kernel does."""
+    """Move accepted tokens, as the GPU kernel does; `rows` limits the number of requests."""
     for row, tokens in enumerate(token_ids[:rows]):
         for depth in range(1, int((tokens >= 0).sum())):
             source, target = slots[first[row] + path[row, depth]], slots[first[row] + depth]
@@ -245,7 +245,11 @@ def try_the_kernels():
 
 
 def assert_adds_trees(dtype, heads, kv_heads, size):
-    """Compare with plain operations for a filled-up tree, no tree, and an empty context."""
+    """Compare the kernel with plain operations.
+
+    The first tree has no context. The second request has a chain, which the kernel leaves alone.
+    The third tree is filled up.
+    """
     _, step = step_of([BRANCHES, CHAIN, BUSH], [5, 5, 2])
     together = torch.randn(15, heads + 2 * kv_heads, size).to(dtype)
     query, key, value = together.split([heads, kv_heads, kv_heads], dim=1)
@@ -263,7 +267,10 @@ def assert_adds_trees(dtype, heads, kv_heads, size):
 
 
 def assert_moves_accepted(caches):
-    """Compare moves in all layers; one request has no moves, some moves write where others read."""
+    """Compare moves in all layers.
+
+    One request has no moves. Some moves write a slot that another move reads.
+    """
     expected = [cache.clone() for cache in caches]
     path = torch.zeros(3, 5, dtype=torch.int64)[:, :4]
     path[:] = torch.tensor([[0, 2, 4, 5], [0, 1, 2, 0], [0, 2, 3, 0]])
