@@ -34,11 +34,13 @@ SIDES = {
     "own + siblings": ("own", "prompt"),
     "own + siblings + recycling": ("own", "prompt", "recycling"),
     "model": ("model",),
+    "model, likeliest": ("model",),
     "own + model": ("own", "model"),
     "own + siblings + model": ("own", "prompt", "model"),
     "own + siblings, k = 8": ("own", "prompt"),
     "own + siblings + model, k = 8": ("own", "prompt", "model"),
 }
+LIKELIEST = "likeliest"  # sides whose head drafts its likeliest tokens; others draw tokens
 LONG = "k = 8"  # marks sides that verify up to 8 tokens; the head still drafts K
 HEAD = MODEL.parent / "tiny_qwen3_eagle3"
 TEMPERATURES = (0.6, 0.8, 1.0)
@@ -55,7 +57,7 @@ def run(side: str, number: int, model: Path, head: Path) -> tuple[float, list[li
     """Answer a round's prompts; return the side's tokens per step and request, and the texts."""
     gate = GateConfig("threshold", MAX_NUM_SEQS)
     sections = {entry.name: {"enabled": entry.name in SIDES[side]} for entry in SOURCES}
-    sections["model"] |= {"path": str(head), "max_tokens": K}
+    sections["model"] |= {"path": str(head), "max_tokens": K, "sampled": LIKELIEST not in side}
     sources = SourcesConfig.from_mapping(sections)
     sam = SamConfig(max_draft_tokens=8 if LONG in side else K, gate=gate, sources=sources)
     requests = measuring.requests_of(prompts_of(model, number), SIBLINGS, step=0)

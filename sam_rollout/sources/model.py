@@ -101,10 +101,10 @@ class ModelSourceConfig(Section):
         "the drafter. Not above `sam.max_draft_tokens`.",
     )
     sampled: bool = setting(
-        False,
-        meaning="Draw the draft tokens with the random numbers that verify them, which needs "
-        "`rollout_sampler=coupled`. Otherwise the drafter takes its likeliest tokens. Drawing pays "
-        "if drafter and policy stay close.",
+        True,
+        meaning="Draw the draft tokens with the random numbers that verify them. Without "
+        "`rollout_sampler=coupled`, or if the method makes a whole draft in one pass, the drafter "
+        "takes its likeliest tokens all the same.",
     )
     options: dict = dataclasses.field(
         default_factory=dict,
@@ -137,9 +137,6 @@ class ModelSourceConfig(Section):
         if taken := sorted(set(self.options) & set(_OURS)):
             allowed = f"must not hold {', '.join(taken)}: other settings decide these"
             raise ConfigError(f"{self.PATH}.options", self.options, allowed)
-        if self.sampled and self.method not in BY_PASSES:
-            allowed = f"needs a method that drafts token by token: {', '.join(BY_PASSES)}"
-            raise ConfigError(f"{self.PATH}.sampled", self.sampled, allowed)
 
     @property
     def trains(self) -> bool:

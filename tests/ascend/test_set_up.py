@@ -105,17 +105,9 @@ def runner_with(*, captured=False, positions=256):
     )
 
 
-@pytest.mark.parametrize(
-    ("sampled", "runner", "field"),
-    [
-        (True, runner_with(captured=True), "sampled = True: must be false in vllm-ascend where"),
-        (False, runner_with(positions=128), "path = .*: knows 128 positions"),
-    ],
-)
-def test_what_cannot_be_done_is_refused(sampled, runner, field):
-    model = {"enabled": True, "path": HEAD, "sampled": sampled}
-    config = SamConfig.from_mapping({"sources": {"model": model}}).sources.model
-    with pytest.raises(ConfigError, match=field):
+def test_a_head_with_too_few_positions_is_refused():
+    runner, config = runner_with(positions=128), WITH_HEAD.sources.model
+    with pytest.raises(ConfigError, match=r"path = .*: knows 128 positions"):
         AscendEngineDrafter(runner, config, passes=3, alone=True, drafted=None)
 
 

@@ -36,7 +36,7 @@ def sam(
     method: str = "draft_model",
     gate: GateConfig = ALWAYS,
     k: int = K,
-    sampled: bool = False,
+    sampled: bool = True,
     path: str | Path | None = None,
 ) -> SamConfig:
     if path is None:

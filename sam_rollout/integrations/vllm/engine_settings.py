@@ -7,7 +7,7 @@ import functools
 import json
 from typing import Any
 
-from sam_rollout.config import ConfigError, RolloutSamplerConfig, SamConfig
+from sam_rollout.config import RolloutSamplerConfig, SamConfig
 
 ADDITIONAL_CONFIG_KEY = "sam_rollout"
 # Key of `SamplingParams.extra_args`. If its value is true, the request gets no drafts.
@@ -22,22 +22,11 @@ PROPOSER_CLASS = "sam_rollout.integrations.vllm.drafting.proposer.SamProposer"
 
 @dataclasses.dataclass(frozen=True)
 class EngineSettings:
-    """The settings with which an engine is started. If they change, vLLM compiles the model anew.
-
-    Raises:
-        ConfigError: ``sam.sources.model.sampled`` is set, but the sampler cannot share its random
-            numbers with a draft model.
-    """
+    """The settings with which an engine starts. If they change, vLLM compiles the model anew."""
 
     sam: SamConfig
     sampler: RolloutSamplerConfig = ENGINES_OWN_SAMPLER
     record_traces: bool = False  # whether the server keeps token ids
-
-    def __post_init__(self) -> None:
-        model = self.sam.sources.model
-        if self.sam.drafts_with_model and model.sampled and self.sampler.kind != "coupled":
-            allowed = f"needs rollout_sampler=coupled, not {self.sampler.kind!r}"
-            raise ConfigError("sam.sources.model.sampled", model.sampled, allowed)
 
     @classmethod
     @functools.lru_cache(maxsize=8)

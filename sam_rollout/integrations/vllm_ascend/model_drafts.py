@@ -22,8 +22,7 @@ class AscendEngineDrafter(EngineDrafter):
     """Wraps the drafting of vllm-ascend's runner; each rank of an engine has one wrapper.
 
     Raises:
-        ConfigError: The drafter has too few positions. Or the setting `sampled` is on, but the
-            drafter's passes are captured in a graph, or the drafter has only one pass.
+        ConfigError: The drafter has too few positions.
     """
 
     def __init__(
@@ -32,14 +31,6 @@ class AscendEngineDrafter(EngineDrafter):
         drafter = runner.drafter
         passes_one_by_one = hasattr(drafter, "_run_merged_draft") and not drafter.parallel_drafting
         self._is_open = passes_one_by_one and drafter._runnable == drafter._run_merged_draft
-        if config.sampled and not self._is_open:
-            raise ConfigError(
-                "sam.sources.model.sampled",
-                True,
-                "must be false in vllm-ascend where the drafter's passes are captured in a graph "
-                "(sam.sources.model.options={enforce_eager: true} runs them without), and with "
-                "methods that draft in one pass",
-            )
         _check_positions(runner, config)
         self._compute_logits: Any = None
         self._rows = 0

@@ -20,7 +20,7 @@ import torch
 
 from sam_rollout.integrations.vllm.sampling.samplers import shared_noise
 from sam_rollout.integrations.vllm.wrapping import Wrapper
-from sam_rollout.sources.model import IN_ONE_GO, ModelSourceConfig
+from sam_rollout.sources.model import BY_PASSES, IN_ONE_GO, ModelSourceConfig
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,8 @@ class EngineDrafter(Wrapper):
         self._chances: list[torch.Tensor] = []
         self._propose = self.replace(runner, "propose_draft_token_ids", self._keep)
         self._sample_tokens = self.replace(runner, "sample_tokens", self._sample)
-        self._noise = shared_noise(runner) if config.sampled else None
+        draws = config.sampled and config.method in BY_PASSES
+        self._noise = shared_noise(runner) if draws else None
         self._sampling: Any = None  # vLLM's metadata of the step
         self._position = torch.zeros(0)  # position of the next draft token in each text
         self._likeliest: Any = None  # the drafter's method that `_choose` replaces

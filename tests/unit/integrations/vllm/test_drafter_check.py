@@ -104,5 +104,3 @@ def test_engines_that_a_model_cannot_draft_in_are_refused(asked, release, reason
 def test_what_our_settings_say_is_no_option():
     with pytest.raises(ConfigError, match=r"options = .* hold draft_sample_method, model:"):
         section(model="other", draft_sample_method="probabilistic")
-    with pytest.raises(ConfigError, match="sampled = True: needs a method that drafts token by"):
-        ModelSourceConfig(enabled=True, method="medusa", path=str(HEAD), sampled=True)
