@@ -15,10 +15,9 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 
 ALL_PARTS="lint unit recipes contracts integration ascend e2e cluster"
 FAST_PARTS="lint fast"
-# Groups run one after the other. Two parts of a group run at once; lint and long parts start first.
-# The parts with training runs form their own group, because a run has many processes that wait for
-# each other.
-GROUPS_OF_PARTS=("lint integration unit ascend recipes contracts" "e2e cluster")
+# The order in which parts start: after lint the long ones, so that both lanes end at about the same
+# time.
+ORDER="lint e2e integration unit cluster ascend recipes contracts"
 # The folder's name is this process's id, because another run may use the same checkout.
 ALL_RESULTS="$ROOT/.test-results"
 RESULTS="$ALL_RESULTS/$$"
@@ -110,7 +109,7 @@ print_log() {
     cat "$RESULTS/$1.log"
 }
 
-# Takes a part of the group from the queue and prints its name; prints nothing if none is left.
+# Takes a part from the queue and prints its name; prints nothing if none is left.
 next_part() {
     {
         flock 9
@@ -129,8 +128,8 @@ run_lane() {
     done
 }
 
-# Runs a group's parts in two lanes. If a part leaves no status, it counts as failed.
-run_group() {
+# Runs all parts in two lanes. If a part leaves no status, it counts as failed.
+run_lanes() {
     local pid pids=()
     printf '%s\n' "$@" > "$RESULTS/queue"
     for _ in 1 2; do
@@ -192,8 +191,8 @@ if [ "$PARTS" = "$ALL_PARTS" ]; then
     # The environment of the part ascend is made first, because this also installs the checkout, whose
     # metadata other parts read.
     scripts/lib/ascend_tests_environment.sh || say "no environment for ascend"
-    # shellcheck disable=SC2086  # a group is a list of parts
-    for group in "${GROUPS_OF_PARTS[@]}"; do run_group $group; done
+    # shellcheck disable=SC2086  # a list of parts
+    run_lanes $ORDER
 else
     for part in $PARTS; do
         say "$part"
