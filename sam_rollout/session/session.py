@@ -343,7 +343,7 @@ class DraftSession:
         with contextlib.suppress(Exception):
             self._heard(False)
         logger.warning(
-            "The drafter failed and is switched off; the rollout continues without drafts.",
+            "Drafting failed and is switched off; the rollout continues without drafts.",
             exc_info=True,
         )
         # Later changes of the batch are not noticed, so the totals of its requests end now.
@@ -371,5 +371,13 @@ class DraftSession:
         since = {name: value - self._drained.get(name, 0) for name, value in totals.items()}
         self._drained = totals
         drained = self._books.drain()
-        drained["counters"] |= since | levels | self.gate.drain()
+        drained["counters"] |= since | levels | self._gates_counts()
         return drained
+
+    def _gates_counts(self) -> Mapping[str, float]:
+        try:
+            return self.gate.drain()
+        except Exception:
+            if self.drafter is not None:
+                self._switch_off()
+            return {}

@@ -103,8 +103,8 @@ class ModelSourceConfig(Section):
     sampled: bool = setting(
         True,
         meaning="Draw the draft tokens with the random numbers that verify them. Without "
-        "`rollout_sampler=coupled`, or if the method makes a whole draft in one pass, the drafter "
-        "takes its likeliest tokens all the same.",
+        "`rollout_sampler=coupled`, and with the methods `medusa`, `ngram` and `suffix`, the "
+        "drafter takes its likeliest tokens all the same.",
     )
     options: dict = dataclasses.field(
         default_factory=dict,

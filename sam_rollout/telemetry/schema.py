@@ -37,7 +37,8 @@ GROUPS = {
     "(`compare.baseline_run`) measures the speed-up instead.",
     "draft": "Drafts and their verification.",
     "head_training": "The training of the draft head (`sam.sources.model.train`). Acceptance is "
-    "measured with greedy drafts for new responses, before the head learns from them.",
+    "measured with the head's likeliest tokens for new responses, before the head learns from "
+    "them. Engines draw the head's tokens, so their acceptance can be higher.",
     "gate": "The gate, which decides whether the drafter drafts.",
     "sampler": "The engine's samplers, ours or the stock ones, in runs with a drafter.",
     "routing": "The distribution of requests over replicas.",

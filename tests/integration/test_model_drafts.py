@@ -110,6 +110,7 @@ def drained_of_model(engine: Any) -> int:
     [
         pytest.param(sam(), id="a model alone"),
         pytest.param(sam("own", "prompt", k=8), id="joined, k = 8"),
+        pytest.param(sam("own", "prompt", k=8, sampled=False), id="the likeliest tokens"),
         pytest.param(sam("own", gate=GateConfig("auto", exploration=0.1)), id="gate auto"),
         pytest.param(sam(method="ngram"), id="the engine's own n-gram drafts"),
     ],
@@ -152,7 +153,7 @@ def test_drafts_that_share_the_noise_of_what_verifies_them_are_all_right(
     ahead, scored_ahead, start, some, without, monkeypatch
 ):
     monkeypatch.setattr(late_binding, "SCORED_AHEAD", scored_ahead)
-    engine = start(sam(sampled=True), "coupled", ahead)
+    engine = start(sam(), "coupled", ahead)
     outputs = generate(engine, some, SIBLINGS, max_tokens=TOKENS, top_p=0.95)
     assert texts(outputs) == without(some, SIBLINGS, "coupled", top_p=0.95)
     _, drafted, accepted = drained(engine)

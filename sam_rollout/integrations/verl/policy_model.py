@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError
@@ -42,7 +44,11 @@ def find_folder(config: DictConfig, path: str) -> Path | None:
 
 def is_hub_name(path: str) -> bool:
     """Return whether a model's path has the form of a name on the hub."""
-    return path.count("/") == 1 and not path.startswith((".", "/", "~"))
+    try:
+        validate_repo_id(path)
+    except HFValidationError:
+        return False
+    return path.count("/") == 1
 
 
 def _hub_cache(config: DictConfig) -> Path:

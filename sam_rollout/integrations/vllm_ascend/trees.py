@@ -68,6 +68,7 @@ class AscendTreeAttention(SplitTreeAttention):
             (found.float().reshape(-1, size), own.reshape(-1, size)),
             0,
         )
+        # A filled-up tree writes its first token's result several times: the same result each time.
         output[step.tokens] = merged.view(rows, nodes, heads, size).to(output.dtype)
 
     @classmethod

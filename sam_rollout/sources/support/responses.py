@@ -89,7 +89,7 @@ class Responses:
         self._unwritten: list[Text] = []  # responses for the next file
         self._unwritten_bytes = 0
         self._waiting_bytes = 0  # bytes of `_unwritten` and `_waiting` together
-        self._is_wanted = self._off = False
+        self._is_wanted = self._off = self._is_behind = False
         self.ended: dict[str, Ended] = {}  # request that the last `finish` ended -> its text
         # Key of each interrupted response, which a request of a later step continues -> its group.
         # The later request has the whole text, so the interrupted part is not kept.
@@ -103,8 +103,9 @@ class Responses:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of live responses and of responses that wait to be written to disk."""
-        return self._recorder.nbytes + self._waiting_bytes
+        """Bytes of live responses, of responses that wait for the disk, and of the disk's index."""
+        index = 0 if self._store is None else self._store.nbytes
+        return self._recorder.nbytes + self._waiting_bytes + index
 
     @property
     def refused(self) -> int:
@@ -207,11 +208,18 @@ class Responses:
         if self._store is None or not self.keeps:
             return
         if self._waiting_bytes + text.nbytes > MOST_WAITING_BYTES:
+            if not self._is_behind:
+                logger.warning(
+                    "Responses end faster than they can be written to %s. Responses that find no "
+                    "room among those waiting are not kept; drafting goes on.",
+                    self._store.folder,
+                )
+            self._is_behind = True
             return
         self._unwritten.append(Text(group, step, text))
         self._unwritten_bytes += text.nbytes
         self._waiting_bytes += text.nbytes
-        if self._unwritten_bytes >= self._store.largest_text:
+        if self._unwritten_bytes >= min(self._store.largest_text, MOST_WAITING_BYTES // 8):
             self._write()
 
     def _write(self) -> None:

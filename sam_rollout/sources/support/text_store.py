@@ -79,15 +79,19 @@ class TextStore:
         self._max_responses = max_responses
         self._vocab_size = vocab_size
         self._sizes: dict[str, int] = {}  # the files that `write` found, with their bytes
-        self._files: dict[
-            str, np.ndarray
-        ] = {}  # the files that `refresh` found, with their indexes
+        # The files that `refresh` found, with their indexes.
+        self._files: dict[str, np.ndarray] = {}
         self._names: list[str] = []  # the names in `_files`, in order
         self._places = np.zeros(0, _ENTRY)  # entries of all texts, by group and then by step
         self._groups = self._places["group"]
         self.refused = 0  # number of responses that were left out, and of damaged files
         self._told: set[str] = set()  # kinds of faults that were logged
         self._step = -1  # `before_step` of the last read
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory for the index of the folder's texts."""
+        return 2 * self._places.nbytes + self._groups.nbytes
 
     def write(self, texts: Sequence[Text]) -> None:
         """Write a file of texts; it survives the end of this process, but not every crash."""
@@ -117,7 +121,7 @@ class TextStore:
 
         Args:
             group: the group of the prompt; None means all prompts, without a limit on the number of
-                responses.
+                responses. Responses of one step then come in an order of their own.
             before_step: responses of this and later steps are left out. When `before_step` changes,
                 the folder's new files are looked for.
             max_tokens: limit on all responses together; the oldest responses are left out.
@@ -153,6 +157,8 @@ class TextStore:
         """Look for the files that writers have added or deleted."""
         self.folder.mkdir(parents=True, exist_ok=True)
         known, names = self._files, self._list(SUFFIX)
+        if names == self._names:
+            return
         self._files = {name: known[name] if name in known else self._look(name) for name in names}
         self._names, every = names, [np.zeros(0, _ENTRY)]
         for number, index in enumerate(self._files.values()):

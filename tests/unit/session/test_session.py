@@ -259,6 +259,17 @@ def test_a_gate_that_fails_ends_drafting_and_its_counts_until_then_are_kept(
     assert engine.counter("failures") == 0
 
 
+def test_a_gate_whose_counts_fail_loses_nothing_else(monkeypatch):
+    engine = Engine("a")
+    gate = on_record(engine)
+    assert all(engine.step("a"))
+    monkeypatch.setattr(gate, "drain", lambda: 1 / 0)
+    drained = engine.drain()
+    assert "a" in drained["requests"] and any(drained["steps"].values())
+    assert engine.step("a") == [[]]
+    assert [engine.counter("failures") for _ in range(2)] == [1, 0]
+
+
 def test_an_exchange_that_fails_is_counted_named_once_and_tried_again(monkeypatch, caplog):
     engine = Engine("a", siblings=True)
     engine.step("a")

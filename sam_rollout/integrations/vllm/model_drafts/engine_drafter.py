@@ -5,9 +5,10 @@ The first pass runs over every token of a step, so the model's cache is complete
 source made the drafts. With a closed gate only the first pass runs. The number of passes is sent
 with each step's schedule (`drafts_with_output.py`), so every rank runs the same number.
 
-By default a draft token is the draft model's likeliest token. With the setting `sampled`, it is
-drawn with the noise with which the sampler will draw the token at the same position. In both cases
-verification gets no probabilities of draft tokens, because a draft may come from several sources.
+A draft token is drawn with the noise with which the sampler will draw the token at the same
+position. It is the draft model's likeliest token if the setting `sampled` is off, if the sampler is
+not `coupled`, or if the method makes a whole draft in one pass. In all cases verification gets no
+probabilities of draft tokens, because a draft may come from several sources.
 """
 
 import logging
@@ -230,8 +231,7 @@ class EngineDrafter(Wrapper):
         if self._noise is None:
             tokens = logits.argmax(dim=-1)
         else:
-            copied = logits.to(torch.float32, copy=True)
-            tokens = self._noise.draw_drafts(copied, self._sampling, self._position)
+            tokens = self._noise.draw_drafts(logits, self._sampling, self._position)
             self._position = self._position + 1
         # vLLM reserved no memory for a float32 copy of all logits, so they are converted in parts.
         scores = logits.gather(1, tokens.unsqueeze(1)).squeeze(1).float()

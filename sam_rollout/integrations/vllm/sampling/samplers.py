@@ -34,6 +34,7 @@ from sam_rollout.verification import (
 
 ACCEPT_STREAM = 1  # stream of random bits for accepting draft tokens; stream 0 draws tokens
 GREEDY_TEMPERATURE = 0.0
+DRAFT_ROWS_AT_ONCE = 128  # number of a draft model's rows that are converted to float32 together
 
 
 def _invert(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
@@ -144,19 +145,26 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
     ) -> torch.Tensor:
         """Draw draft tokens from a draft model's logits, each with the noise of its position.
 
-        Greedy requests get the likeliest tokens. Penalties are not applied. ``logits``, float32
-        [requests, vocabulary], is overwritten. ``positions``, int64 [requests], has each draft
-        token's position in its text.
+        Greedy requests get the likeliest tokens. Penalties are not applied. ``logits`` is
+        [requests, vocabulary]. ``positions``, int64 [requests], has each draft token's position in
+        its text.
         """
         if sampling.all_greedy:
             return logits.argmax(dim=-1)
         greedy = sampling.temperature == GREEDY_TEMPERATURE
-        likeliest = None if sampling.all_random else logits.argmax(dim=-1)
-        logits.div_(sampling.temperature.masked_fill(greedy, 1.0).unsqueeze(1))
-        logits = self._cut(logits, sampling.top_k, sampling.top_p)
+        temperature = sampling.temperature.masked_fill(greedy, 1.0).unsqueeze(1)
         bits = self._rows.draft_bits(positions)
-        tokens = DRAW[self.config.kind](logits.to(torch.float32), bits)
-        return tokens if likeliest is None else torch.where(greedy, likeliest, tokens)
+        # vLLM reserved no memory for a float32 copy of a draft model's logits of all requests.
+        drawn = []
+        for first in range(0, len(logits), DRAFT_ROWS_AT_ONCE):
+            rows = slice(first, first + DRAFT_ROWS_AT_ONCE)
+            part = logits[rows].to(torch.float32, copy=True).div_(temperature[rows])
+            limits = (
+                None if one is None else one[rows] for one in (sampling.top_k, sampling.top_p)
+            )
+            drawn.append(DRAW[self.config.kind](self._cut(part, *limits).float(), bits[rows]))
+        tokens = torch.cat(drawn)
+        return tokens if sampling.all_random else torch.where(greedy, logits.argmax(-1), tokens)
 
 
 class VerifyStep(NamedTuple):

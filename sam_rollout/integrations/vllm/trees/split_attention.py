@@ -95,7 +95,7 @@ class SplitStep(NamedTuple):
             on_device(own),
             context[:count],
             lengths[1, :count].tolist(),
-            table if count == len(trees.counts) else table[on_device(rows)],
+            table[:count] if count == len(trees.counts) else table[on_device(rows)],
             real == int(starts[len(trees.counts)]),
         )
 

@@ -89,7 +89,9 @@ def test_weights_of_another_format_are_left_to_their_loader(model):
     assert "not checked" in check(model)[0].text
 
 
-@pytest.mark.parametrize("path", ["null", "''", "/nowhere/model", "./gone"])
+@pytest.mark.parametrize(
+    "path", ["null", "''", "/nowhere/model", "./gone", "my/model--v2", "models/"]
+)
 def test_a_model_that_is_not_there(path):
     with pytest.raises(ConfigError) as caught:
         check(path)
