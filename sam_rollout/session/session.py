@@ -374,7 +374,7 @@ class DraftSession:
         drained["counters"] |= since | levels | self._gates_counts()
         return drained
 
-    def _gates_counts(self) -> Mapping[str, float]:
+    def _gates_counts(self) -> dict[str, float]:
         try:
             return self.gate.drain()
         except Exception:
