@@ -64,8 +64,8 @@ def prepare(folder: Path) -> None:
         )
     config = Path(verl.submodule_search_locations[0]) / "trainer" / "config"
     os.environ["VERL_CONFIG_DIR"] = str(config)
-    # The resolver `recipe` reads a path as relative to the recipe's folder. The resolver `here`
-    # reads it as relative to the working directory.
+    # `${recipe:PATH}` stands for PATH below the recipe's folder, `${here:PATH}` for PATH below the
+    # working directory.
     OmegaConf.register_new_resolver("recipe", lambda path: str(folder / path), replace=True)
     OmegaConf.register_new_resolver("here", lambda path: str(Path(path).absolute()), replace=True)
 
@@ -73,7 +73,7 @@ def prepare(folder: Path) -> None:
 def compose(*overrides: str) -> tuple[dict[str, Any], str]:
     """Compose the configuration of a run with these overrides.
 
-    Returns the configuration in plain values, and the option that it chooses in the group `device`.
+    Returns the configuration as plain values, and the option that was chosen for `device`.
 
     Raises:
         UnknownExperimentError: There is no such experiment; the message lists all experiments.
@@ -115,7 +115,7 @@ def explain(error: Exception) -> str:
     cause = error.__cause__ or error
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
         known = {str(key) for key in getattr(cause.parent_node, "keys", list)()}
-        if "." not in str(cause.full_key):  # groups that the configuration lacks are known, too
+        if "." not in str(cause.full_key):  # names of groups are allowed, too
             configs = recipe_folder() / "configs"
             known |= {path.name for path in configs.iterdir() if path.is_dir()}
         if not known:

@@ -6,7 +6,9 @@ import numpy as np
 
 # Longer drafts would hardly save more time, and each draft token makes a verify step larger.
 MAX_DRAFT_TOKENS = 32
-MOST_STEP_TOKENS = 4096  # Maximum of tree tokens per step; even fewer tokens keep a device busy.
+# Maximum of `sam.step_budget`, the number of tree tokens per step. A device is already busy with
+# fewer tokens.
+MOST_STEP_TOKENS = 4096
 UNKNOWN_VOCABULARY = (1 << 31) - 1  # Stands for the size of an unknown vocabulary.
 
 

@@ -27,7 +27,7 @@ _AT_ONCE = 1_000  # number of draws made at a time; the limit bounds the memory 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its 95 % interval, which is None if nothing can be resampled."""
+    """A value with the ends of its 95 % interval, which are None if nothing can be resampled."""
 
     value: float
     low: float | None

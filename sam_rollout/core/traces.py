@@ -83,7 +83,10 @@ def traces_at(path: Path) -> Iterator[Trace]:
 
 
 def read_sets(paths: Iterable[Path]) -> dict[str, list[Trace]]:
-    """Read named sets of traces; each file, each file of a folder, and each run folder is a set.
+    """Read sets of traces, and name each set after its file or run folder.
+
+    A path may name a file or a run folder, which is one set. In any other folder, each file is a
+    set.
 
     Raises:
         TraceError: There are no traces, a file is malformed, or two sets have the same name.

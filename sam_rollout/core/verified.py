@@ -25,7 +25,7 @@ class Verified(NamedTuple):
     # `judged` and `right` also count tokens that were chosen for a draft but not verified, because
     # the text may still show whether these tokens are right.
     judged: Int32Array  # Chosen tokens known to be right or wrong.
-    right: Int32Array  # Length of the chosen tokens' longest prefix with which the text continues.
+    right: Int32Array  # Number of chosen tokens with which the text continues.
 
     def copy(self) -> Verified:
         """Return the same numbers in new arrays."""

@@ -35,7 +35,7 @@ class Piece(NamedTuple):
     response: str  # a unique name of the response
     start: int  # number of the response's tokens before this piece
     is_last: bool  # whether the response has ended
-    # Whether this is a whole response, sent at its end, which another engine stores in its folder.
+    # Whether this is a whole response, sent at its end, to be stored in another engine's folder.
     is_whole: bool
     tokens: bytes  # int32, little-endian
 
@@ -85,7 +85,7 @@ class Source:
         """Learn which request is in which row; called only when the batch has changed."""
 
     def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: BoolArray) -> None:
-        """Read each row's new tokens without drafting; a source may read them in `locate` instead.
+        """Read each row's new tokens without drafting; a source may leave them to later calls.
 
         Args:
             token_ids: int32[R >= B, L]. Row i begins with the text of request i.

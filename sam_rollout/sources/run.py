@@ -121,7 +121,8 @@ class RunTexts(GroupedTexts[str]):
         super().__init__(limits, config.max_bytes, responses)
         responses.want()
         # An automaton that was too large but could not be replaced is checked again once it has
-        # grown by this number of bytes. Each token takes at least 16 bytes.
+        # grown by this number of bytes. A limit in tokens is converted with 16 bytes per token, the
+        # least that a token takes.
         self._growth = min(config.max_bytes, LARGEST_AUTOMATON // 2 * 16) // 32
         self._most_tokens_of_successor = config.most_tokens_of_successor
         corpus = check_corpus(config, limits.vocab_size)
@@ -199,7 +200,11 @@ class RunTexts(GroupedTexts[str]):
                 self._make_successor(group)
 
     def _make_successor(self, group: Group[str]) -> None:
-        """Begin to make a group's successor; for training it starts with the newest texts."""
+        """Begin to make the successor of a group's automaton.
+
+        In the training split, the successor first reads the newest texts. In other splits, it
+        starts empty.
+        """
         room = self._room_for_old_text(group)
         if min(room) <= 0:
             return
@@ -278,7 +283,7 @@ class RunTexts(GroupedTexts[str]):
 
 
 def _make(config: RunSourceConfig, limits: Limits, responses: Responses) -> RunTexts | None:
-    # In a training run, `source_choice.py` has already decided `when: fits`.
+    # In a training run, `source_choice.py` has already replaced `when: fits` by its decision.
     is_wanted = config.when == "always" or config.corpus
     return RunTexts(config, limits, responses) if is_wanted else None
 

@@ -98,7 +98,7 @@ def _below(score: Any) -> Any:
 
 @numba.njit(inline="always")
 def _may_win(logit: Any, best: Any, number: Any) -> Any:
-    """Return whether a token passes the cheap test; each that beats the best score passes."""
+    """Return the cheap test's result; every token that beats the best score passes the test."""
     fixed = (logit - best) * _PER_NAT + _ONE
     fixed = fixed if fixed > np.float32(0) else np.float32(0)  # NaN becomes 0, too
     fixed = fixed if fixed < _LARGEST else _LARGEST

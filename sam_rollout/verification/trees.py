@@ -15,7 +15,8 @@ from sam_rollout.verification.layout import DraftLayout
 class TreeShapes(NamedTuple):
     """The draft trees of a step with B requests, each with at most N draft tokens.
 
-    If a request has fewer than N tokens, each missing token is an ancestor of itself alone.
+    If a request has fewer than N draft tokens, the entries after them are padding; in `ancestors`,
+    a padding entry is related only to itself.
     """
 
     parents: torch.Tensor  # int64 [B, N], each token's parent node; node 0 is the last known token

@@ -91,8 +91,8 @@ class Responses:
         self._waiting_bytes = 0  # bytes of `_unwritten` and `_waiting` together
         self._is_wanted = self._off = self._is_behind = False
         self.ended: dict[str, Ended] = {}  # request that the last `finish` ended -> its text
-        # Key of each interrupted response, which a request of a later step continues -> its group.
-        # The later request has the whole text, so the interrupted part is not kept.
+        # Key of an interrupted response -> its group. A request of a later step continues the
+        # response. That request has the whole text, so the interrupted part is not kept.
         self.interrupted: Mapping[int, GroupKey] = {}
         self.failures = 0  # number of disk errors: 0 or 1, because an error ends the disk's use
 

@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 Place = tuple[GroupKey, int | None]  # a group, and its automaton once it has one
 
 # Maximum number of other engines' tokens that are read per engine step. Drafts save time only
-# while few requests run, and siblings elsewhere then write fewer tokens per step than this.
+# while few requests run. Their siblings in other engines then write fewer tokens per step than this
+# limit.
 TOKENS_PER_STEP = 512
 # Maximum number of other engines' texts that may wait to be read or continued.
 MOST_TEXTS = 1024

@@ -97,7 +97,7 @@ class MovingTexts:
         return [(row, *self._slots.pop(request_ids[row])) for row in rows[done].tolist()]
 
     def _read_ended(self) -> None:
-        """Read more of the ended texts, in order; tokens read of a text count as whole blocks."""
+        """Read more of the ended texts, in order; a text's tokens are counted in whole blocks."""
         room = TOKENS_PER_STEP
         while self._ended and room > 0:
             text, slot, _ = self._ended[0]

@@ -94,7 +94,7 @@ class TextStore:
         return 2 * self._places.nbytes + self._groups.nbytes
 
     def write(self, texts: Sequence[Text]) -> None:
-        """Write a file of texts; it survives the end of this process, but not every crash."""
+        """Write a file of texts. It outlives this process, but a system crash may lose it."""
         longest = self.largest_text // BYTES_PER_TOKEN
         parts = [np.ascontiguousarray(one.tokens[-longest:], "<i4").tobytes() for one in texts]
         sizes = np.array([len(part) for part in parts])
