@@ -17,7 +17,7 @@ _CACHE_LINE = 64
 
 # A slab is idle if all its blocks are free. The first search for idle slabs takes place when the
 # number of free blocks has reached _FIRST_RELEASE_BLOCKS. After a search, the next one takes place
-# when the number of free blocks has grown by a share of all blocks, _RELEASE_SHARE.
+# when the number of free blocks has grown by a certain share of all blocks (_RELEASE_SHARE).
 _FIRST_RELEASE_BLOCKS = (64 << 20) // kernels.BLOCK_BYTES
 _RELEASE_SHARE = 1 / 8
 

@@ -27,9 +27,9 @@ LENGTH_CLASSES = len(LENGTHS) + 1
 _PER_LENGTH = (len(COUNTS) + 1) * (len(SHARES) + 1) * 2 * WRITERS
 CLASSES = LENGTH_CLASSES * _PER_LENGTH
 _ALL = np.arange(CLASSES).reshape(LENGTH_CLASSES, len(COUNTS) + 1, len(SHARES) + 1, 2, WRITERS)
-# Classes of votes from drafts made elsewhere (READY), [len(SHARES) + 1, ...] by certainty. A vote
-# from an automaton has such a class only if its suffix was continued once, by a token that is not
-# the latest continuation. This hardly ever happens.
+# Classes of votes from drafts made elsewhere (READY). The first axis is the range of the certainty.
+# A vote from an automaton has such a class only if its suffix was continued once, by a token that
+# is not the latest continuation. This hardly ever happens.
 READY_CLASSES = _ALL[:, 0, :, 0].swapaxes(0, 1)
 
 
@@ -50,7 +50,7 @@ def _class_of(length, count, votes, is_latest, writer):
 
 @_inlined
 def _writer_of(states, end, text):
-    """Return who wrote the prefix `end`: 2 for `text`, 1 for a sibling, 0 for any other text."""
+    """Return who wrote a prefix: 2 for the text itself, 1 for a sibling, 0 for any other text."""
     writer = live._row_of(states, end)[live.WRITER]
     if writer == text:
         return 2
@@ -202,7 +202,7 @@ def _append_other(lane, states, length, total, target, token, tokens, classes, c
 
 @njit(nogil=True)
 def take_other_votes(lanes, tasks, number, tokens, classes, count):
-    """Append votes for a lane's further continuations, from which a tree may branch.
+    """Append votes for a lane's further continuations, so that a tree can branch.
 
     Each suffix that `vote_lanes` found gets up to OTHER_VOTES votes. Edges stored in the suffix's
     state come first, then the state's newest edges in the table. Returns the number of all votes.
@@ -248,7 +248,7 @@ def take_other_votes(lanes, tasks, number, tokens, classes, count):
 
 @njit(nogil=True)
 def vote(kind, address, state, length, first, tokens, classes, count):
-    """Append the votes of a place outside automata (not LIVE); return the number of all votes.
+    """Append the votes of a place of any kind but LIVE; return the number of all votes.
 
     Args:
         kind, address, state, length: columns of the place.
@@ -285,7 +285,10 @@ def vote(kind, address, state, length, first, tokens, classes, count):
 
 @njit(nogil=True)
 def follow(kind, address, state, length, token):
-    """Return a place's state and length after `token`; length 0 if a READY draft does not match."""
+    """Return a place's state and length after one more token.
+
+    If a READY draft does not go on with this token, the length is 0.
+    """
     if kind == interface.READY:
         goes_on = state < length and (
             live._int32_pointer(address + 8 * state)[interface.DRAFT_TOKEN] == token

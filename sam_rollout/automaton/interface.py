@@ -10,7 +10,7 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
 COUNT_SHIFT = 24  # in `kernels.LATEST`, the bits below this one hold a position, the others a count
-LARGEST_AUTOMATON = 1 << COUNT_SHIFT  # maximum size in tokens; each text counts as whole blocks
+LARGEST_AUTOMATON = 1 << COUNT_SHIFT  # maximum size in tokens; a text fills whole blocks
 BLOCK_SHIFT = 9  # a block holds 2**9 prefixes or edges
 
 

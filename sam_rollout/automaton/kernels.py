@@ -9,8 +9,9 @@ that grow in turns, and used for drafting as in SAM-Decoding (arXiv 2411.10666):
   called branching, and are stored as a whole.
 * A clone is a state that was split off another state. It has a negative number. Its entry is one
   cache line, as large as the entries of four prefixes, and holds up to three branching edges.
-* All other branching edges are in one open-addressing table keyed by (state, token). Each edge in
-  it names the token of its state's next edge, so that cloning a state finds all edges to copy.
+* All other branching edges are in one open-addressing table keyed by (state, token). A state's
+  edges in the table form a linked list: each edge stores the token of the next one. So all edges of
+  a state can be found and copied when the state is cloned.
 * Suffix links always lead to shorter strings and end in state 0, the empty string. A text's current
   state is its newest prefix, whose link leads to the text's longest suffix that occurred before.
 * Two texts share the states of their common beginning. Where the texts differ, the later one begins
@@ -56,8 +57,9 @@ when the second b was read. It stands for "b", the suffix that "ab" and "abcb" s
 followed prefix 6 yet. Its link leads to "ab", which was followed once: by the c after prefix 2.
 
 States and edges lie in blocks of equal size from an arena. Directories hold the blocks' addresses.
-When the edge table is full, its edges move to a larger table in the order of the hash: each token
-that is read moves a few slots. All slots of the old table before the frontier have moved.
+When the edge table is full, its edges move to a larger table, in the order of their hashes. They
+move gradually: a few slots for each token that is read. The frontier is the first slot of the old
+table that has not moved yet.
 
 Memory reaches the kernels as addresses, because numba accepts no list of a varying number of
 arrays. In the functions below, `automata` is int64[automata, AUTOMATON_WIDTH], and `header` is one
@@ -153,7 +155,7 @@ BLOCK_MASK = BLOCK_ENTRIES - 1
 # No edge is hashed to a table's last OVERFLOW_SLOTS slots, which take displaced edges. At a table's
 # highest load, the estimated probability that all of them are taken is exp(-0.35 * OVERFLOW_SLOTS).
 OVERFLOW_SLOTS = 96
-# Number of slots that each token moves while edges move to a larger table.
+# While edges move to a larger table, this number of slots is moved for each token that is read.
 MOVED_SLOTS = 32
 # Maximum number of blocks of prefixes in an automaton; LATEST has no bits for more.
 MOST_PREFIX_BLOCKS = (1 << COUNT_SHIFT) >> BLOCK_SHIFT
@@ -184,8 +186,8 @@ REBUILDS = 2
 PROGRESS_WIDTH = 3
 
 
-# For small helpers: they are compiled into their callers, because a call would cost more than their
-# work.
+# The decorator of small helpers. They are compiled into their callers, because a call would take
+# more time than the helper's work.
 _inlined = njit(nogil=True, forceinline=True)
 
 
@@ -283,7 +285,7 @@ def _length_of(states, state):
 
 @_inlined
 def _after(states, state):
-    """Return the run's next prefix; 0 if the run does not have the prefix's block yet."""
+    """Return the run's next prefix; 0 if the next prefix's block does not exist yet."""
     if state & BLOCK_MASK != BLOCK_MASK:
         return state + 1
     return _row_of(states, state)[NEXT_BLOCK]
@@ -360,7 +362,11 @@ def _home(hashed, slots):
 
 @_inlined
 def _probe(directory, slots, home, state, token):
-    """Return the address of a key's edge, else minus the address of a free slot, else 0."""
+    """Return the address of a key's edge.
+
+    If there is no such edge, return minus the address of the free slot that ended the search, or 0
+    if the search reached no free slot.
+    """
     addresses = _int64_pointer(directory)
     slot = home
     if addresses[slot >> BLOCK_SHIFT] == 0:  # no edge was moved to this block yet
@@ -399,7 +405,7 @@ def _search_table(header, state, token):
 
 @_inlined
 def _own_target(entry, token):
-    """Return the column of a clone's entry that holds the target of its edge for `token`, or 0."""
+    """Find an edge that a clone holds itself; return the column of its target, 0 without one."""
     for column in OWN_EDGE_COLUMNS:
         if entry[column] == token:
             return column + 1
@@ -411,7 +417,7 @@ def _find_edge(header, address, state, token):
     """Find a state's branching edge for `token`; return the address where its target is stored.
 
     `address` is the address of the state. If there is no such edge, return minus the address of the
-    free slot that it would take in the table, or 0 if the table was not searched or is full.
+    free slot that the edge would take in the table, or 0 if the table was not searched or is full.
     """
     entry = _int32_pointer(address)
     if state < 0:
@@ -426,7 +432,11 @@ def _find_edge(header, address, state, token):
 
 @_inlined
 def _put_edge(header, address, state, token, target, found):
-    """Give the state at `address` a new edge; `found` is `_find_edge`'s result, 0 without one."""
+    """Give a state a new edge; return DONE, or NEED_EDGES if the edge table is full.
+
+    `address` is the address of the state. `found` is what `_find_edge` returned, or 0 if it was not
+    called.
+    """
     entry = _int32_pointer(address)
     if state < 0:
         for column in OWN_EDGE_COLUMNS:
@@ -472,10 +482,10 @@ def _add_edge_block(header, arena):
 
 @njit(nogil=True)
 def _move_edges(header, arena, slots):
-    """Move the edges of at least `slots` slots to the new table, and go on to a free slot.
+    """Move edges from the old table to the new one, up to a free slot of the old table.
 
-    No search crosses a free slot. Therefore keys whose search begins before the frontier are in the
-    new table, and all others are in the old one.
+    `slots` is the minimum number of slots to move. No search crosses a free slot. Therefore keys
+    whose search begins before the frontier are in the new table, and all others are in the old one.
     """
     old = _int64_pointer(header[OLD_EDGES])
     end = header[OLD_EDGE_SLOTS]
@@ -535,8 +545,8 @@ def _clone(header, arena, parent, token, edge, state):
     """Move the shorter strings of `state` to a clone.
 
     A string is moved if it is at most one token longer than the longest string of `parent`. The
-    clone inherits the state's latest position. `edge` is the address that stores the target of the
-    edge from `parent` to `state`. Returns the clone and DONE, or 0 and the reason for the failure.
+    clone inherits the state's latest position. The target of the edge from `parent` to `state` is
+    stored at the address `edge`. Returns the clone and DONE, or 0 and the reason for the failure.
     """
     states = header[STATES]
     source = _at(states, state)
@@ -608,7 +618,7 @@ def _clone(header, arena, parent, token, edge, state):
 
 @_inlined
 def _target_of(header, arena, state, token):
-    """Find the target of the edge for `token` from `state`, and split the target if necessary.
+    """Follow a state's edge for `token`, and split the edge's target if necessary.
 
     The target is split if its longest string exceeds the longest string of `state` by more than one
     token. Returns the target and DONE. Returns 0 and DONE if the token never followed `state`, and
@@ -657,7 +667,10 @@ def _latest_of(header, state):
 
 @_inlined
 def _note(entry, state, position, token, target, times):
-    """Record in a state's entry that `token` continued it at `position` and leads to `target`."""
+    """Record a continuation in a state's entry.
+
+    `token` continued the state at `position`, and leads to `target`.
+    """
     if state < 0:
         entry[LATEST] = position
         entry[CLONE_COUNT] += 1
@@ -671,7 +684,7 @@ def _note(entry, state, position, token, target, times):
 
 @_inlined
 def _note_known(states, state, position, token, new, link, links):
-    """Record that `token` continued a state and its shorter suffixes, in at most `links` states.
+    """Record that `token` continued a state and its suffixes; change at most `links` states.
 
     `token` has followed the strings of these states before. `link` is the suffix link of the new
     prefix. An edge's count is the number of its target's earlier continuations, plus 1.
@@ -694,7 +707,7 @@ def _note_known(states, state, position, token, new, link, links):
 
 @_inlined
 def _lead_to(header, arena, last, new, token, max_link_updates):
-    """Give every suffix of a text its edge for `token`, and the new prefix its suffix link.
+    """Give every suffix of a text an edge for `token`; set the suffix link of the new prefix.
 
     Continuations are recorded along at most `max_link_updates` suffix links. Without this limit, a
     text that repeats one token would take longer with each repetition. States beyond the limit keep
@@ -878,11 +891,12 @@ def _fetch_slot(header, state, token):
 
 @njit(nogil=True)
 def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
-    """Prefetch the memory for reading the first new tokens of rows, from row `first` on.
+    """Prefetch the memory that is needed to read the next few tokens of a number of rows.
 
     Each pass follows one suffix link of every row and prefetches the next link's memory, so that
     the waits for memory overlap. The first passes look for the states that the rows' tokens lead
-    to. The last passes follow the other suffix links. Only the scratch space `lanes` is written to.
+    to. The last passes follow the other suffix links. The rows begin with number `first`. Only the
+    scratch space `lanes` is written to.
     """
     row_of, position_of = _pointer_of_row(lanes, 0), _pointer_of_row(lanes, 1)
     header_of, token_of = _pointer_of_row(lanes, 2), _pointer_of_row(lanes, 3)

@@ -14,8 +14,8 @@ from sam_rollout.automaton import kernels
 from sam_rollout.automaton.arena import Arena, Rows
 from sam_rollout.automaton.interface import AutomatonFullError, Int32Array, Int64Array, places_of
 
-# Number of slots per token to be read, in an automaton's first edge table. Few slots suffice,
-# because clones hold most edges of reasoning text.
+# An automaton's first edge table has this number of slots for each token that waits to be read. Few
+# slots suffice, because clones hold most edges of reasoning text.
 _EDGE_SLOTS_PER_TOKEN = 0.4
 
 # Number of suffix links (1 or more) along which a new token is recorded as a continuation. Each

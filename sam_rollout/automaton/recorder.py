@@ -24,7 +24,7 @@ _NOTHING = np.zeros(0, np.int32)
 
 
 class TextRecorder:
-    """Records the texts of up to `slots` requests, each of at most `max_length` tokens."""
+    """Records texts of requests: at most `slots` texts at a time, each up to `max_length` long."""
 
     def __init__(self, slots: int, max_length: int) -> None:
         warm_up(record_rows)
@@ -77,7 +77,7 @@ class TextRecorder:
 
 @kernel(INT32_2D, INT32_2D, GIVEN_INT32, GIVEN_INT32_2D, GIVEN_INT32, given(types.boolean))
 def record_rows(texts, spans, slots, token_ids, num_tokens, eligible):
-    """Do the work of `TextRecorder.record`; return the growth of the sum of `spans[:, 2]`."""
+    """Do the work of `TextRecorder.record`; return by how much the sum of `spans[:, 2]` grew."""
     more = 0
     for row in range(slots.size):
         slot = slots[row]
