@@ -199,7 +199,10 @@ class SamDrafter:
             source.wait()
 
     def usage(self) -> Usage:
-        """Return sums over sources and responses; for `live_requests`, return the maximum."""
+        """Return the sums of all sources' figures.
+
+        Only `live_requests` is the maximum, and `bytes` includes the recorded responses.
+        """
         usages = [source.usage() for source in self.sources]
         total = Usage(*map(sum, zip(*usages, strict=True)))
         return total._replace(

@@ -23,9 +23,9 @@ class DraftBatch:
     """The drafts of one engine step; the next step reuses their memory.
 
     Row i holds `counts[i]` draft tokens, then `held_back[i]` tokens that were held back. If the
-    step needs padding, the first `filling[i]` entries after the draft are verified, too. The number
-    of the source whose votes for the first token weighed most is `source[i]`, NO_SOURCE without
-    votes. `length[i]` is the text's length when the draft was made.
+    step needs padding, the first `filling[i]` entries after the draft are verified, too. The source
+    whose votes for the first token weighed most has the number `source[i]` (NO_SOURCE without
+    votes). `length[i]` is the text's length when the draft was made.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -52,7 +52,10 @@ class DraftBatch:
             self.has_trees = False
 
     def rearrange(self, rows: np.ndarray) -> None:
-        """Reorder rows after the batch changed; `rows`, int[B]: old numbers, -1 for new rows."""
+        """Reorder rows after the batch changed.
+
+        `rows`, int[B], holds each row's old number, or -1 if the row is new.
+        """
         if self.pending:
             known = rows >= 0
             self.tokens[: len(rows)] = self.tokens[rows]
@@ -96,9 +99,9 @@ class DraftBatch:
 
 @njit(nogil=True)
 def next_node(tokens, parents, count, node, token):
-    """Return the child of `node` that holds `token`, 0 if there is none.
+    """Return the child of a node for the next token; 0 if there is no such child.
 
-    Node 0 is the text's last token, and node n is token n - 1 of the row's `count` tokens.
+    Node 0 is the text's last token, and node n is `tokens[n - 1]`. The row holds `count` tokens.
     """
     for child in range(node, count):
         if parents[child] == node - 1 and tokens[child] == token:

@@ -89,7 +89,10 @@ class DraftPolicy:
         self._reached = np.zeros(_ROWS_AT_ONCE)  # chance of each row's draft so far
 
     def rearrange(self, rows: np.ndarray) -> None:
-        """Reorder rows after the batch changed; `rows`, int[B]: old numbers, -1 for new rows."""
+        """Reorder rows after the batch changed.
+
+        `rows`, int[B], holds each row's old number, or -1 if the row is new.
+        """
         # A new row, with the old number -1, gets some other row's votes. They do no harm, because
         # `learn` skips rows without a draft, and a draft replaces the votes.
         self._votes[: len(rows)] = self._votes[rows]
@@ -148,7 +151,7 @@ class DraftPolicy:
 
 @njit(nogil=True)
 def _wider(number):
-    """Return the wider class that contains class `number`: all tokens with its sum of votes."""
+    """Return a class's wider class, which holds all tokens with the same sum of votes."""
     return _CHANCE_CLASSES + number // (_POSITIONS * _BEFORE)
 
 
@@ -162,7 +165,10 @@ def _share(table, number):
 
 @_inlined
 def _unite(tokens, classes, origin, weights, texts, count):
-    """Append a joint vote of all texts, whose votes come first; return the number of votes."""
+    """Append the joint vote of all texts; return the new number of votes.
+
+    The votes below index `texts` are the texts' separate votes.
+    """
     best, most = voting.heaviest_token(tokens, classes, weights, 0, texts)
     for n in range(texts, count):
         voting.tell_agreement(tokens, classes, weights, texts, n)
@@ -282,7 +288,7 @@ def _draft(
 def _learn(
     judged, right, source, token_ids, length, votes, accepted, shares, weights, chances_of
 ):  # fmt: skip
-    """Count votes by class, tokens by the class of their chance, and how many of each are right."""
+    """Count votes and tokens in their classes, and how many of them are right."""
     classes_from = _VOTES + (votes.shape[2] - _VOTES) // 2
     for i in range(source.size):
         if source[i] == NO_SOURCE:

@@ -146,7 +146,7 @@ def _class_of_chance(total, rank, depth, accepted):
 
 @_inlined
 def _wider(number):
-    """Return the wider class that contains class `number`: all tokens with its sum and rank."""
+    """Return a class's wider class, which holds all tokens with the same sum and rank."""
     return _CHANCE_CLASSES + number // (_DEPTHS * _BEFORE)
 
 
@@ -331,7 +331,7 @@ def _grow(
 
 @_inlined
 def _named(i, number, places, lanes, tasks, tokens, classes, origin, weights, branches):
-    """Gather a look-up's votes, and more of them if the tree may branch; return their number."""
+    """Gather a look-up's votes, with further votes if the tree may branch; return the number."""
     sources = places.shape[0]
     texts, count = voting.collect(
         i, i - number, places, lanes, tasks, tokens, classes, origin, weights
@@ -409,10 +409,11 @@ def _chance_class(chance):
 
 @_inlined
 def _judge(i, text, gained, tokens, parents, count, state, chances, offered):
-    """Count a row's tokens in `offered`, those that the text judges, and those that are right.
+    """Add a row's tokens to the counts in `offered`.
 
-    `text` begins with the `gained` tokens that the step sampled. `state` is scratch space: each
-    node's depth if it is right, else _WRONG or _UNKNOWN.
+    Separate counts are kept of all tokens, of those that the text judges, and of the right ones.
+    `text` begins with the tokens that the step sampled; `gained` is their number. `state` is
+    scratch space: a right node's depth, or _WRONG or _UNKNOWN for any other node.
     """
     state[0] = 0
     for child in range(count):

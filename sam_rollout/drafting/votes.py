@@ -34,7 +34,7 @@ from sam_rollout.drafting.in_flight import NO_SOURCE
 # of the suffix. For a model's drafts it is the probability that the model gave the token.
 _FIRST_SHARES = np.linspace(0.35, 0.8, LENGTH_CLASSES)
 _SAID = np.convolve([0.0, *SHARES, 1.0], [0.5, 0.5], "valid")
-_FIRST_WEIGHT = 4.0  # the assumed share counts like this number of votes
+_FIRST_WEIGHT = 4.0  # the assumed share weighs like this number of votes
 _LARGEST_SHARE = 0.995
 _CHANGED = -1.0  # marks a weight that has to be computed again; other weights are not negative
 _SHARE_MEMORY = 1 << 12  # counts are halved at this number, to follow a model in training
@@ -44,7 +44,7 @@ SUMS = 32
 SUM_WIDTH = 0.25
 # Number of classes of the texts' joint vote; these classes come after those of the sources.
 TOGETHER = 2 * SUMS
-BORROWED = 8.0  # in an estimate, the wider class's share counts like this number of tokens
+BORROWED = 8.0  # in an estimate, the wider class's share weighs like this number of tokens
 ASSUMED = 4.0  # number of right tokens that a wider class is assumed to have at first
 CHANCE_MEMORY = 1 << 14
 
@@ -64,13 +64,19 @@ class Votes:
         self.accepted = np.zeros(max_rows, np.int32)  # accepted tokens of each row's last draft
 
     def rearrange(self, rows: np.ndarray) -> None:
-        """Reorder rows after the batch changed; `rows`, int[B]: old numbers, -1 for new rows."""
+        """Reorder rows after the batch changed.
+
+        `rows`, int[B], holds each row's old number, or -1 if the row is new.
+        """
         self.accepted[: len(rows)] = np.where(rows >= 0, self.accepted[rows], 0)
 
 
 @njit(nogil=True)
 def count_in(table, number, is_right, memory):
-    """Count a token or vote in its class, and whether it is right; halve counts at `memory`."""
+    """Count a token or a vote in its class, and whether it is right.
+
+    When the class's count reaches `memory`, its counts are halved.
+    """
     table[0, number] += 1
     table[1, number] += is_right
     if table[0, number] >= memory:
@@ -112,8 +118,8 @@ def heaviest_token(tokens, classes, weights, first, stop):
 def tell_agreement(tokens, classes, weights, texts, other):
     """Increase the class number of the vote at index `other` if texts vote for the same token.
 
-    The first `texts` votes come from texts. The number rises by 1 if any of these votes is for the
-    token, and by 2 if the token has the largest sum of these votes.
+    The votes below index `texts` come from texts. The number rises by 1 if any of these votes is
+    for the token, and by 2 if the token has the largest sum of these votes.
     """
     best, _ = heaviest_token(tokens, classes, weights, 0, texts)
     is_named = False

@@ -38,7 +38,7 @@ _ROWS, _STEADY = map(Report._fields.index, ("rows", "steady"))  # columns in an 
 
 
 class Exchange(Protocol):
-    """Carries one report of each engine to all engines, once per step of all engines."""
+    """Carries one report of each engine to all engines in every common step."""
 
     def publish(self, report: Report) -> None:
         """Set the report for the next exchange; an engine without a report counts as idle."""

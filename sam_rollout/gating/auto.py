@@ -28,10 +28,10 @@ from sam_rollout.gating.step_times import StepTimes
 # A level replaces the best level if its rate is higher by this factor. A level that drafts also
 # needs this lead over level 0 (no drafts).
 _LEAD = 1.01
-# In addition to the share `exploration`, trials may lose the time of this number of steps, so that
-# the first trials need not wait.
+# Trials may lose a share of the step time (`exploration`), and in addition the time of _ADVANCE
+# steps. So the first trials need not wait.
 _ADVANCE = 4
-_DECIDE_EVERY = 4  # steps from one decision to the next, as long as no request joins or leaves
+_DECIDE_EVERY = 4  # steps between two decisions while the number of requests stays the same
 _ENOUGH = 4  # measured steps after which the time of a cell (`step_times.py`) is known
 _STALE = 512  # steps after which the time of a cell has to be measured again
 # A closed gate tries the most promising drafts again after _ASK_AGAIN steps. While the gate stays
@@ -102,7 +102,7 @@ class AutoGate(Gate):
         """Learn the cost and the yield of the previous step."""
         seconds, self._last_ns = (step.now_ns - self._last_ns) * 1e-9, step.now_ns
         self._may_draft = step.may_draft or self._may_draft
-        if step.wasted:  # nothing can be learned, but the lost time counts like a trial's
+        if step.wasted:  # nothing is learned, but the lost time is charged to the budget of trials
             self._unseen += 1
             self._lose(seconds - self._expected[self._best])
             return
@@ -169,7 +169,7 @@ class AutoGate(Gate):
         self._counts["measured_tokens"] += made.load.tokens
 
     def _lose(self, seconds: float) -> None:
-        """Add `seconds` to the lost time, but not more than a bound: a step may contain a pause."""
+        """Add a step's loss to the lost time, up to a bound, because a step may contain a pause."""
         self._lost_s += min(max(0.0, seconds), self._k * self._expected[self._best])
 
     def _expect(self, made: DecidedStep, context: int) -> float:
@@ -289,7 +289,7 @@ class AutoGate(Gate):
         return min(s_per_token) * _LEAD < s_per_token[0]
 
     def _enter(self, octave: int) -> None:
-        """Use the offers of another octave of the number of requests (`draft_supply.py`)."""
+        """Use the offers of another octave, a range of numbers of requests (`draft_supply.py`)."""
         known = self._octaves[octave]
         if known is None:
             known = self._octaves[octave] = [supply.heir() for supply in self._supplies]
@@ -304,8 +304,10 @@ class AutoGate(Gate):
             return other
         if room <= 0:
             return best
+        # A look (see `LOOK`) counts only the offers of chains, so it is made only while chains are
+        # the best shape.
         looks = self._best_shape == 0 and self._may_draft[0] and not self._whole
-        if looks and self._supplies[0].rows < LOOK_ROWS:  # looks (see `LOOK`) find only chains
+        if looks and self._supplies[0].rows < LOOK_ROWS:
             self._counts["trials"] += 1
             return self._levels
         seen = self._seen[self._times.bin_of[rows]]
@@ -372,13 +374,13 @@ class AutoGate(Gate):
         return self._may_draft[shape] * accepted
 
     def _can_pay(self, level: int) -> bool:
-        """Return whether a level is below the best, or would pay if its extra time were halved."""
+        """Return whether a level is below the best one, or would pay at half its extra time."""
         best = self._best
         tokens = (1 + self._accepted(level)) / (1 + self._accepted(best))
         return level < best or tokens > (1 + self._expected[level] / self._expected[best]) / 2
 
     def drain(self) -> dict[str, float]:
-        """Return counts of decisions and times, measured and expected, since the last call."""
+        """Return counts of decisions, and measured and expected times, since the last call."""
         counts, self._counts = self._counts, self._no_counts()
         passed_s, lost_s = self._told_s
         self._told_s = self._passed_s, self._lost_s

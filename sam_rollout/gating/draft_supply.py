@@ -26,11 +26,11 @@ LEVELS = len(CHANCES) + 1  # level 0: no draft; level n: tokens with chance >= C
 _ROWS = 256
 _STEPS = 16
 _JUDGED = 2048  # when a class has this number of judged tokens, its counts are halved
-_BELIEVED = 16.0  # the drafter's own estimate counts like this number of judged tokens
+_BELIEVED = 16.0  # the drafter's own estimate weighs like this number of judged tokens
 # A look is a step for which drafts are made and counted, but not handed over to the engine, because
-# the gate is closed. A class is learned anew if looks find more right tokens than expected, by
-# _DEVIATIONS standard deviations plus _MORE tokens. When looks have _LOOKED_AT judged tokens of a
-# class, the looks' counts of this class are halved.
+# the gate is closed. A class is learned anew if looks find more right tokens than expected. The
+# excess has to be larger than _DEVIATIONS standard deviations plus _MORE tokens. When looks have
+# more than _LOOKED_AT judged tokens of a class, the looks' counts of this class are halved.
 _LOOKED_AT = 32
 _DEVIATIONS, _MORE = 4.0, 2.0
 
@@ -55,8 +55,8 @@ class Calibration:
     def look(self, offered: Offered) -> None:
         """Learn from a look of a closed gate; called after `observe`.
 
-        If a class of draft tokens has improved, only the counts of looks are kept for this class,
-        because the counts of many earlier wrong tokens would outweigh them.
+        If a class of draft tokens has improved, only the counts of looks are kept for this class.
+        Otherwise many wrong tokens that were counted earlier would outweigh the looks.
         """
         self._looks += offered.tokens[1:]
         judged, right, _ = self._looks

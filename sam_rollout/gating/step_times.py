@@ -128,7 +128,7 @@ class StepTimes:
         return times
 
     def _above_line(self, sums: list[float], borrowed: float) -> float:
-        """Return the ratio of a cell's times to the line, mixed with the ratio `borrowed`."""
+        """Return the ratio of a cell's times to the line, mixed with another ratio (`borrowed`)."""
         n, seconds, scored, drafted, read = sums
         if not n:
             return borrowed

@@ -39,8 +39,8 @@ class EngineHooks:
         heard: returns the positions that the model scored since the last call, or None. The
             argument says whether the gate is open.
         made: returns a draft model's drafts for this step (arguments of `Source.receive`), or None.
-        made_after: number of steps from the step in which `DraftSession.wants_made` becomes true
-            to the first step for which `made` returns drafts.
+        made_after: number of steps after which `made` first returns drafts, counted from the step
+            in which `DraftSession.wants_made` becomes true.
         verifies_trees: whether the engine can verify draft trees; if not, it gets chains only.
     """
 

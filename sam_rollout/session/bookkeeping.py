@@ -69,7 +69,7 @@ class Bookkeeping:
                 )
 
     def drain(self) -> dict[str, Any]:
-        """Return and reset the record, to which `DraftSession.drain` adds further counters."""
+        """Return the record and begin a new one; `DraftSession.drain` adds further counters."""
         return {
             "steps": self._columns(),
             "clock_s": time.monotonic(),
@@ -108,6 +108,6 @@ class Bookkeeping:
 
 
 def _lists(table: np.ndarray, drafted: np.ndarray) -> list[list[int]]:
-    """Return a table's rows, one per step, as lists; empty for steps that verified no drafts."""
+    """Return a table's rows as lists, one per step; a step without drafts gets an empty list."""
     both = zip(table.tolist(), drafted.tolist(), strict=True)
     return [row if known else [] for row, known in both]

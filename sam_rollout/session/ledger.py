@@ -23,7 +23,7 @@ REQUESTS, TOKENS, KEPT, FILLING, KEPT_FILLING, BY_PLACE = range(6)
 
 
 class RequestLedger:
-    """Keeps totals per request and, since the last drain, counts by length of the context.
+    """Keeps totals per request, and counts by context length (since the last drain).
 
     Attributes:
         step: int64 [5 + k + 2 * sources], the sums of the step that was added last. Their indices

@@ -15,7 +15,7 @@ _LOOK_AHEAD = 8
 
 
 class MadeDrafts:
-    """Asks for the draft model's drafts while the gate is open and `price` finds that they pay."""
+    """Asks for the draft model's drafts if they pay, and the gate is open or a look needs them."""
 
     def __init__(
         self, config: ModelSourceConfig, hooks: EngineHooks, price: ModelPrice | None
@@ -26,7 +26,7 @@ class MadeDrafts:
         self._price = price
         self._asked = 0  # for how many steps in a row, the last one included, drafts were wanted
         self._lacking = False  # whether the model's drafts are missing, but may come later
-        self._looks_ahead = 0  # steps in which the model still runs for a look
+        self._looks_ahead = 0  # for how many more steps the model runs for a look
 
     def take(self) -> tuple[Int32Array, np.ndarray | None] | None:
         """Take the draft model's drafts for this step from the engine; None if there are none."""

@@ -40,10 +40,11 @@ NO_PADDING = "no step"  # how `DraftPadding.describe` says that no step is fille
 def padding_by_rows(setting: str, graph_of: GraphOf, limits: Limits) -> np.ndarray:
     """Decide which steps to fill up to k draft tokens per request.
 
-    With the setting ``auto``, the decision depends on the graphs in which steps would run:
+    With the setting ``auto``, the decision for each number of requests depends on the graphs in
+    which steps would run:
 
-    * If a filled-up step has no full graph, or a step without drafts has one itself, no step is
-      filled up.
+    * If a filled-up step would have no full graph, or if a step without drafts has a full graph
+      anyway, no step is filled up.
     * If a step without drafts runs without any graph, every step is filled up.
     * If a step without drafts runs in piecewise graphs, only steps with drafts are filled up. In a
       large batch, k more tokens per request would slow down the other steps.
@@ -89,7 +90,7 @@ class DraftPadding:
         return ", ".join(parts) or NO_PADDING
 
     def applies(self, rows: int, gate_open: bool) -> bool:
-        """Return whether a step of `rows` requests is filled up."""
+        """Return whether a step is filled up; `rows` is its number of requests."""
         return self._applies[gate_open][rows]
 
     def fill_up(

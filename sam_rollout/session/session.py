@@ -159,7 +159,7 @@ class DraftSession:
             room: whether the engine's next step can verify drafts. If it cannot, no drafts are
                 made, and `wants_drafts` says whether later steps should have room for drafts.
             whole: whether a step that can verify drafts has exactly k draft tokens per request. If
-                so, the gate's last decision counts, and the gate decides again in `settle`.
+                so, the gate's last decision applies, and the gate decides again in `settle`.
 
         Returns:
             The drafts with their padding. They are valid until the next call.
@@ -237,7 +237,7 @@ class DraftSession:
         return batch
 
     def settle(self) -> None:
-        """Finish the last step, unless `step` did: let the gate learn from it, and record it."""
+        """Finish the last step if `step` did not: record it, and let the gate learn from it."""
         if self._unsettled is None or self.drafter is None:
             return
         (step, drafted, budget, until_ns), self._unsettled = self._unsettled, None
@@ -254,8 +254,8 @@ class DraftSession:
     def _decide(self, step: EngineStep, drafted: bool, *, whole: bool, room: bool) -> int:
         """Count a step's tokens; return the budget of the next step.
 
-        If the next step has no room for drafts, the budget is 0, except for a look: a look hands
-        no drafts over to the engine.
+        If the next step has no room for drafts, the budget is 0. Only a look keeps its budget,
+        because it hands no drafts over to the engine.
         """
         self._books.ledger.book(step.verified, step.num_tokens, drafted=drafted)
         was_open = self._may_open
@@ -324,7 +324,8 @@ class DraftSession:
         self.settle()
         if (drafter := self.drafter) is not None:
             try:
-                # `step` cannot notice that the last batch's requests have ended, so look again.
+                # No call of `step` followed the end of the last requests, so their end is noticed
+                # here.
                 live = self._requests.live
                 drafter.responses.interrupted = {one.key: one.group_key for one in going_on}
                 self._follow(drafter, [one for one in self._request_ids if one in live])
