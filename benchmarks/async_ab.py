@@ -3,8 +3,9 @@
     python -m benchmarks.async_ab [--repeats 3] [--steps 6] [--work-dir outputs/async_ab]
 
 The asynchronous trainer is verl's colocated trainer, which interrupts responses at a weight update.
-Two asynchronous runs sample different texts, so their times cannot be compared, but their rates
-can. The first step of a run is left out, because it includes initialisation.
+Two asynchronous runs sample different texts, so their times cannot be compared. Their rates (tokens
+per second) can be compared. The first step of a run is left out, because it includes
+initialisation.
 """
 
 from pathlib import Path
@@ -27,7 +28,7 @@ SIDES = {
     "async, off": ("sam=off", *ASYNC),
     "async, on": ("sam=on", *ASYNC),
 }
-# Each run trains on every group. Some of a step's 48 responses have to wait, because `max_num_seqs`
+# Runs train on all their groups. Some of a step's 48 responses have to wait, because `max_num_seqs`
 # is half of tiny_cpu's.
 COMMON = (
     "dynamic_sampling=none",
@@ -60,8 +61,8 @@ def measured(steps: pd.DataFrame) -> dict[str, float]:
     """Return the means over a run's steps; a metric that the run does not log is 0."""
     later = steps.iloc[1:]
     rows = {column: later.get(metric, pd.Series([0.0])).mean() for column, metric in MEANS.items()}
-    # An asynchronous training step may begin when all its responses exist. Then it has no engine
-    # step.
+    # In asynchronous training, all responses of a training step may exist before the step begins.
+    # Then the step has no engine steps, and these metrics are missing.
     for column in ("rollout_s", "generated_tokens"):
         rows[column] = later[MEANS[column]].fillna(0.0).mean()
     rows["trained_tokens_per_s"] = later[TOKENS].sum() / later[STEP_S].sum()

@@ -4,10 +4,10 @@
 
 The program replays recorded responses (sets of ``benchmarks.real_traces``), 64 or 512 at a time,
 with a closed gate and with the gate ``auto``. A synchronous trainer waits for the last response of
-a training step. An asynchronous trainer starts later responses meanwhile, so its engine is always
-full. The figures of the asynchronous trainer come from the engine steps in which every row has a
-request. An engine step takes 20 ms up to 256 scored tokens, and proportionally more beyond. With
-512 requests, each of the 64 rows represents eight requests.
+a training step. An asynchronous trainer starts responses of later steps meanwhile, so its engine is
+always full. The figures of the asynchronous trainer come from the engine steps in which every row
+has a request. An engine step takes 20 ms up to 256 scored tokens, and proportionally more beyond.
+With 512 requests, each of the 64 rows represents eight requests.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ SIDES = ("no drafts", "auto of 16")  # without drafts, the gate is closed
 
 
 class Engine(Device):
-    """An engine with sums over all steps, and over the steps in which all rows have a request."""
+    """An engine that adds up figures of all steps, and of the steps with a request in every row."""
 
     def __init__(self, side: str, each: int, longest: int, found: Replay) -> None:
         super().__init__(side, lambda scored: DEVICES["flat"](each * scored), longest, ROWS)

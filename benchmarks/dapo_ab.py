@@ -1,11 +1,11 @@
-"""Trains whole DAPO runs without and with SAM in turns, and one run for an unfair comparison.
+"""Trains whole DAPO runs, in turns without and with SAM, and one run for an unfair comparison.
 
     python -m benchmarks.dapo_ab [--repeats 3] [--steps 5] [--work-dir outputs/dapo_ab]
     python -m benchmarks.dapo_ab --again    # only compare the stored runs again
 
 Every run starts from the same checkpoint with the same prompts and random numbers. The first step
-is left out, because it includes initialisation. Other programs on the machine disturb times, so
-the record also has each run's engine steps and its engine's processor time. The last run has
+is left out, because it includes initialisation. Other programs on the machine disturb times, so the
+record also has each run's number of engine steps and its engine's processor time. The last run has
 another seed and shorter responses, so a comparison with this run must be reported as unfair. The
 side `chains` drafts chains but no trees, and does not use the source `draws`.
 """

@@ -69,7 +69,7 @@ def arguments_of(drafts: str, scheduling: str) -> tuple[SamConfig, dict[str, Any
 
 
 def texts() -> list[tuple[list[int], list[int]]]:
-    """Return prompts and responses that are long enough."""
+    """Return pairs of a prompt and a response, without the responses that are too short."""
     known = [text for group in groups_of(read_traces(TEXTS)) for text in group]
     pairs = [(text.prompt.tolist(), text.response.tolist()) for text in known]
     return [pair for pair in pairs if len(pair[1]) > SHAPE_TOKENS + NODES]
@@ -109,7 +109,7 @@ def measure(
         if tokens != response[: len(tokens)]:
             raise RuntimeError(f"request {output.request_id} has another text than the known one")
     _, steps, parts = engine.collective_rpc("device_steps")[0]
-    # The first steps with all requests still compute prompts.
+    # The first two steps with all requests are left out, because they still compute prompts.
     full = [step for step in steps if step[0] == count and step[1] < count * (k + 2)][2:]
     return {
         "idle_ms": 1e3 * statistics.fmean(idle for _, _, idle, _ in full),

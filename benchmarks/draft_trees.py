@@ -1,4 +1,4 @@
-"""Compares draft trees, and drafts of the source `draws`, with chains of text drafts.
+"""Compares draft trees, and drafts of the source `draws`, with chains drafted from texts.
 
     python -m benchmarks.draft_trees [--traces FOLDER] [--output FILE]
     python -m benchmarks.draft_trees --check [--traces FOLDER]
@@ -52,7 +52,7 @@ SIDES: dict[str, tuple[tuple[str, ...], str, int]] = {
     "tree of 16": (TEXTS, "tree", 16),
     "tree of 16, draws": ((*TEXTS, "draws"), "tree", 16),
 }
-# Minimum gains in tokens per step over a chain of 8: for the mean over all sets, and for each set.
+# Minimum ratios of tokens per step, side / chain of 8: of the mean over all sets, and of each set.
 LEAST = {"tree of 8": (1.09, 1.05), "tree of 16": (1.24, 1.18)}
 LEAST_TAIL, LEAST_DRAWS = 1.2, 1.03  # minimum ratios of engine steps, chain of 8 / side
 

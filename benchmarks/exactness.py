@@ -7,7 +7,7 @@ The program draws tokens from original and disturbed logits with the same random
 are made up: Zipf-like distributions over 151,936 tokens, in random order. Other logits come from
 models that read their own samples twice, the second time with a disturbance.
 
-The program counts the share of changed tokens, and also computes this share from a closed form. For
+The program measures the share of changed tokens, and also computes it from a closed form. For
 Gumbel noise this share is at most twice the total variation distance (TV). The program also reports
 the mean number of tokens before the first change. ``--check`` measures two rows of the table again,
 and fails if they contradict docs/verification.md.
@@ -69,7 +69,7 @@ SAMPLERS: dict[str, tuple[Draw, Draw]] = {
 
 
 def tokens_before_a_change(share: float) -> float:
-    """Return the mean count of tokens before a change; each token changes with chance `share`."""
+    """Return the mean number of tokens before a change; `share` is a token's chance to change."""
     if share < 1e-12:
         return float(RESPONSE)
     return -math.expm1(RESPONSE * math.log1p(-share)) * (1 - share) / share
@@ -108,7 +108,7 @@ def measure(pairs: Pairs, draws: int) -> dict[str, Any]:
 
 
 def made_up(entropies: np.ndarray, disturb: Callable[..., torch.Tensor], seed: int = 0) -> Pairs:
-    """Yield pairs: Zipf-like logits that have these entropies, and the same logits disturbed."""
+    """Yield pairs: Zipf-like logits that have these entropies, and disturbed copies of these."""
     generator = torch.Generator().manual_seed(seed)
     ranks = torch.arange(1, VOCABULARY + 1).log()
     for some in torch.tensor(entropies).split(BATCH):

@@ -28,7 +28,8 @@ from sam_rollout.report.charts import COLOURS, STYLE
 from sam_rollout.sources.model import HeadTrainingConfig
 
 TRAINING = "sam.sources.model.train"
-# Shares of a step's time for training the head. The default is too small for twenty short steps.
+# Shares of a step's time that training the head may take. The default is too small for twenty
+# short steps.
 BUDGETS = {"trained": 0.1, "from nothing": 0.3, "by default": HeadTrainingConfig().budget}
 FROM_NOTHING = (
     "sam=trained", "sam.sources.model.path=''", f"{TRAINING}.budget={BUDGETS['from nothing']}",

@@ -36,7 +36,7 @@ KEPT += ("actor/entropy", "timing_s/step")
 
 
 def first_and_last(name: str, series: pd.Series) -> dict[str, Any]:
-    """Return the means of first and last values, and Welch's test of the difference."""
+    """Return the means of the first and the last values, and Welch's test of the difference."""
     first, last = series[:WINDOW], series[-WINDOW:]
     test = stats.ttest_ind(last, first, equal_var=False)
     low, high = test.confidence_interval(0.95)
@@ -50,7 +50,7 @@ def first_and_last(name: str, series: pd.Series) -> dict[str, Any]:
 
 
 def draw(rows: Sequence[dict[str, Any]], steps: pd.DataFrame, path: Path) -> None:
-    """Draw each accuracy with its running mean and the means at both ends."""
+    """Draw each accuracy, its running mean, and the means of its first and its last values."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     axes = figure.subplots(1, len(rows), squeeze=False)[0]
     for axis, row in zip(axes, rows, strict=True):

@@ -46,7 +46,7 @@ def prompts_of_round(number: int) -> list[list[int]]:
 def by_running(steps: pa.Table) -> dict[str, list[float]]:
     """Return the numbers of steps, seconds and tokens for each range of running requests.
 
-    Steps that compute prompts, or in which a request waits, do not count.
+    Steps that compute prompts, or in which a request waits, are left out.
     """
     names = ("scheduled", "waiting", "prompt_tokens", "duration_s", "generation_tokens")
     scheduled, waiting, prompts, seconds, tokens = (steps[name].to_numpy() for name in names)

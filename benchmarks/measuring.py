@@ -58,7 +58,7 @@ def turns(sides: Sequence[Any], number: int) -> list[Any]:
 
 
 def median_interval(values: Sequence[float]) -> dict[str, float]:
-    """Return the median with its quartiles and its 95 % interval, from order statistics."""
+    """Return the median, the quartiles, and the median's 95 % interval from order statistics."""
     from scipy.stats import binom
 
     ordered = sorted(values)
@@ -95,7 +95,7 @@ def load_prompts(count: int, seed: int = 2, model: Path = MODEL) -> list[list[in
 def requests_of(
     prompts: Sequence[list[int]], siblings: int, step: int
 ) -> list[tuple[list[int], RequestIdentity]]:
-    """Repeat each prompt `siblings` times; return each request's prompt and its identity."""
+    """Return each request's prompt and identity; each prompt has `siblings` requests."""
     return [
         (ids, identify(ids, seed=1, step=step, sibling=sibling, split="train"))
         for ids in prompts

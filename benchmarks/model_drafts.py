@@ -40,7 +40,7 @@ SIDES = {
     "own + siblings, k = 8": ("own", "prompt"),
     "own + siblings + model, k = 8": ("own", "prompt", "model"),
 }
-LIKELIEST = "likeliest"  # sides whose head drafts its likeliest tokens; others draw tokens
+LIKELIEST = "likeliest"  # marks sides whose head drafts its likeliest tokens; other heads draw
 LONG = "k = 8"  # marks sides that verify up to 8 tokens; the head still drafts K
 HEAD = MODEL.parent / "tiny_qwen3_eagle3"
 TEMPERATURES = (0.6, 0.8, 1.0)
@@ -88,7 +88,7 @@ def measure(options: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def gains(found: dict[str, list[float]], side: str, against: str) -> dict[str, float]:
-    """Return the relative gain of `side` over `against`, a median over rounds with its interval."""
+    """Return a side's relative gain over the side `against`: a median with its interval."""
     pairs = zip(found[side], found[against], strict=True)
     return median_interval([ours / theirs - 1 for ours, theirs in pairs])
 

@@ -3,8 +3,8 @@
     python -m benchmarks.smollm2 [--pairs 3] [--steps 6] [--work-dir outputs/smollm2_ab]
     python -m benchmarks.smollm2 --check    # one rollout, under 10 minutes, writes nothing
 
-`bash scripts/run_smollm2_cpu.sh --quick` fetches the model. The runs are those of
-`benchmarks/dapo_ab.py`. ``--check`` samples word problems without SAM (`off`), with the adaptive
+`bash scripts/run_smollm2_cpu.sh --quick` fetches the model. The sides `off` and `on` take turns as
+in `benchmarks/dapo_ab.py`. ``--check`` samples word problems without SAM (`off`), with the adaptive
 gate (`on`) and with a gate that never opens (`matched`). The check fails if a text differs, or if
 `on` takes more than 4 % longer than `matched` (`LEAST`).
 """

@@ -109,7 +109,7 @@ def compare(
     dtype: str,
     temperature: float = 1.0,
 ) -> dict[str, Any]:
-    """Count identical responses, and measure how far other responses are from a tie."""
+    """Count identical responses, and measure how far from a tie the first differences are."""
     from transformers import AutoModelForCausalLM
 
     parted = [
