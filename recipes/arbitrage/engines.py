@@ -115,7 +115,7 @@ class EngineAuthor(Engine):
 def authors(
     models: dict[str, str], options: argparse.Namespace, arguments: dict[str, dict[str, Any]]
 ) -> Iterator[tuple[EngineAuthor, EngineAuthor]]:
-    """Run the draft model and the target for the length of a ``with`` statement.
+    """Run the draft model and the target until the ``with`` statement ends.
 
     Raises:
         ValueError: The vocabularies differ, so one model cannot continue the other's tokens.
@@ -149,7 +149,7 @@ class _Judge(Engine):
         raise NotImplementedError
 
     async def __call__(self, solution: Solution, step: Step) -> float:
-        # The step to judge is at the end, so the beginning of a long text is cut.
+        # The text ends with the step to judge. If the text is too long, its beginning is cut.
         tokens = self.tokenizer(self.text(solution, step))["input_ids"][-self.longest :]
         output = await self.ask(tokens, self.parameters.clone())
         # The output has two probabilities for every token (`token_classify`) or for the whole text

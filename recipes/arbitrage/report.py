@@ -33,10 +33,10 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Answer all problems at every point (mode and tau), and return accuracy and cost.
 
-    ``problems`` are solutions without steps. The result has one row per point, with accuracy,
-    tokens and steps of the first side's answers. For each side ("off" and "on"), the row also has
-    the time under ``seconds``, and under ``identical`` the number of answers that equal the first
-    side's answers.
+    ``problems`` are `Solution` objects whose answers are still empty. The result has one row per
+    point, with accuracy, tokens and steps of the first side's answers. For each side ("off" and
+    "on"), the row also has the time under ``seconds``, and under ``identical`` the number of
+    answers that equal the first side's answers.
     """
     rows = []
     with authors(*setup) as both:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 #: Keys of `compute_score`'s result by which groups of responses may be filtered. If a reward file
-#: declares `FIGURES`, the start of a run with dynamic sampling checks that
-#: `algorithm.filter_groups.metric` is one of them, or "reward", verl's name of the reward itself.
+#: declares `FIGURES`, a run with dynamic sampling checks, at its start, that
+#: `algorithm.filter_groups.metric` is one of these keys, or "reward" (verl's name of the reward).
 FIGURES = ("acc", "score")
 #: Data sources whose answers can be written in one way only.
 EXACT_SOURCES = frozenset({"synthetic_math"})

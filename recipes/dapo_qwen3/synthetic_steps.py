@@ -1,4 +1,4 @@
-"""Rewards each step of a response to the synthetic task by the share of true claims in its lines.
+"""Rewards each step of a response to the synthetic task for the true claims in the step's lines.
 
 This program replaces a process reward model on a laptop. A line is judged as if the results of
 earlier lines were right, so a wrong result only lowers the reward of its own line.
@@ -29,7 +29,8 @@ class Chain:
     operands: list[tuple[int, ...]]
     modulus: int
     is_product: bool
-    result: int | None = None  # The current pass's result so far, as the response writes it.
+    # The result so far that the response states for the current pass, right or wrong.
+    result: int | None = None
     previous: int | None = None  # The result of the previous pass.
     done: int = 0  # Number of operands that the current pass has used.
 
@@ -96,7 +97,7 @@ class Chain:
     def _expected(
         self, factors: tuple[int, ...], stated: Sequence[tuple[int, str, int, int]]
     ) -> tuple[list[tuple[int, str, int]], int]:
-        """Return an operand's operations, and its value; a first operand may have no operation."""
+        """Return an operand's operations and its value; the first operand may have no operation."""
         before, value = self.result, factors[0]
         if len(factors) == 2:
             operations = [(factors[0], "*", factors[1])]
@@ -111,7 +112,7 @@ class Chain:
 
 
 def check_step(question: str, before: str, step: str) -> float:
-    """Return a step's process reward: the smallest share of true claims in any of its lines.
+    """Return a step's process reward: the share of true claims in the step's worst line.
 
     ``before`` is the response up to the step. Raises ``ValueError`` for a ``question`` that does
     not come from ``synthetic_math``.
