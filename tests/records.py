@@ -1,4 +1,4 @@
-"""Makes records. If a test does not set a column, its value plays no part in the test."""
+"""Makes records. A test sets only the columns that matter to the test."""
 
 from typing import Any
 

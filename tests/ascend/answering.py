@@ -48,7 +48,8 @@ from tests.integration.responses import (
 )
 
 WAYS = spied(pytest.MonkeyPatch(), AscendLateBinding, "_bind", "_follow", "_fill")
-# Until a sampled token arrives, the host reads this wrong one. Reading too early changes a text.
+# Until a sampled token arrives, the host reads this wrong token instead. So reading too early
+# changes a text.
 NOT_YET = 5
 K = 3
 SIBLINGS, LONGEST = 2, 110
@@ -81,7 +82,7 @@ def head(*names: str, k: int = K, gate: str = "threshold", **model: Any) -> SamC
 
 OFF = SamConfig(enabled=False)
 CLOSED = SamConfig(gate=GateConfig("closed"))
-# In an engine this small, requests are preempted, and prompts take several steps.
+# With these limits, the engine preempts requests, and computes a prompt in several steps.
 SMALL = {"max_num_seqs": 6, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 6}
 ENGINES = {
     "off": Side(OFF, engine={"async_scheduling": False}),
@@ -160,7 +161,7 @@ def started(side: Side) -> Iterator[Any]:
 
 
 def watched(runner: Any) -> list[list[int]]:
-    """Return a list; each later step appends a list with its requests' numbers of draft tokens."""
+    """Return a list, to which each later step appends its requests' numbers of draft tokens."""
     sample, steps = runner._sample, []
 
     def note(logits: Any, metadata: Any) -> Any:

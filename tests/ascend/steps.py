@@ -54,7 +54,7 @@ def sampling_metadata(
 
 
 class ToyEngine:
-    """Generates texts with a real model runner's batch and samplers; a function is the model.
+    """Generates texts with a real model runner's batch and samplers; a function replaces the model.
 
     ``runner`` is vllm-ascend's model runner without a model. ``model`` maps a text to the logits
     of the next token, float32 [vocabulary].

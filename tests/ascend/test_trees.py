@@ -16,7 +16,7 @@ OPERATOR = npu_fused_infer_attention_score
 
 @pytest.fixture(params=[OPERATOR])
 def operator(request, monkeypatch):
-    """Install an operator that attends to the context; a test may name a wrong operator."""
+    """Install the operator for attention to the context; a test may install a wrong one instead."""
     monkeypatch.setattr(torch_npu, "npu_fused_infer_attention_score", request.param)
     monkeypatch.setattr(torch_npu, "npu_attention_update", npu_attention_update)
     return request.param

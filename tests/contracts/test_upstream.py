@@ -77,7 +77,7 @@ def abstract_members(node: ast.ClassDef) -> set[str]:
 
 
 def broken_promises(row: Row, source: str) -> list[str]:
-    """Return a line for each demand of a row that the source does not meet."""
+    """Return a line for each of the row's demands that the source does not meet."""
     node = find_definition(_parsed(source), row.name)
     if node is None:
         return [f"{row.name} is gone"]

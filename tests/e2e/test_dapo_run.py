@@ -10,7 +10,7 @@ from sam_rollout.telemetry.curve import CURVE_NAME
 from tests import megatron
 
 RESPONSES_PER_PROMPT = 8
-# Rollout and actor use different bf16 kernels, which make a smaller difference than this. A wrong
+# Rollout and actor use different bf16 kernels, whose results differ by less than this. A wrong
 # sampler makes a difference of 0.1 or more.
 MAX_PROBS_DIFF_MEAN = 0.01
 

@@ -31,7 +31,7 @@ os.environ.update(
 
 @pytest.fixture(scope="session")
 def few_collections() -> Iterator[None]:
-    """Prevent three garbage collections of vLLM per engine, each of which takes half a second."""
+    """Prevent vLLM's three garbage collections per engine, each of which takes half a second."""
     from vllm.distributed import parallel_state
     from vllm.utils import gc_utils
     from vllm.v1.worker import gpu_model_runner
@@ -70,7 +70,7 @@ def make_engine(pytestconfig: pytest.Config, few_collections: None) -> Iterator[
             "max_model_len": 1280,
             "max_num_seqs": 32,
             # Without a number of blocks, each engine would allocate VLLM_CPU_KVCACHE_SPACE. These
-            # blocks take a quarter of it.
+            # blocks take a quarter of this space.
             "num_gpu_blocks_override": 330,
             "enforce_eager": True,
             "enable_prefix_caching": False,

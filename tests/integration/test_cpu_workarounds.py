@@ -183,7 +183,7 @@ for split in (True, False):
 
 
 def test_a_verify_step_attends_as_plain_decoding_if_keys_are_not_split():
-    """If the first value is True, nothing needs to set `VLLM_CPU_ATTN_SPLIT_KV` any longer."""
+    """If the first value is True, our plugin no longer has to set `VLLM_CPU_ATTN_SPLIT_KV`."""
     program = [sys.executable, "-c", _ATTENTION]
     environment = os.environ | {"OMP_NUM_THREADS": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     done = subprocess.run(program, capture_output=True, text=True, timeout=300, env=environment)

@@ -142,7 +142,7 @@ def plain(start) -> Any:
 
 
 def rollout(engine: Any, prompts: list[list[int]], first: int = 0) -> list[list[int]]:
-    """Return responses of different lengths to the prompts from number `first` on."""
+    """Return responses, of different lengths, to the prompts from index `first` on."""
     limits = lengths(prompts)[first * SIBLINGS :]
     return texts(generate(engine, prompts[first:], SIBLINGS, max_tokens=limits))
 

@@ -75,7 +75,7 @@ def test_a_text_may_end_once_it_is_long_enough_with_the_drafts_before(kind):
     assert verify(drafts, written, 6, kind) == [
         [OTHER, OTHER, STOP],  # a draft that is rejected where the text may end
         [OTHER, OTHER, STOP],  # a bonus token that ends the text
-        [OTHER, OTHER],  # a bonus token that must not end it yet
+        [OTHER, OTHER],  # a bonus token that must not end the text yet
         [OTHER],
         [STOP],
     ]

@@ -80,7 +80,7 @@ def test_what_counts_as_the_answer_depends_on_the_source(source, response, truth
 
 
 def test_a_stuck_comparison_is_given_up_and_hurts_no_other():
-    symbolically_equal("2", "1+1")  # starts the workers, so that the timeout measures the work
+    symbolically_equal("2", "1+1")  # starts the worker, which the time below must not include
     others = []
     begin = time.perf_counter()
     with ThreadPoolExecutor(4) as threads:

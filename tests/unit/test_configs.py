@@ -133,7 +133,7 @@ def test_a_run_without_an_experiment_names_what_is_missing():
 
 
 def field_paths(section: type, path: str) -> dict[str, tuple[type, Mapping]]:
-    """Return the type and limits of each field by its full path, also in inner sections."""
+    """Return full path -> (type, limits) of each field, also of fields in inner sections."""
     found = {}
     kinds = typing.get_type_hints(section)
     for field in dataclasses.fields(section):

@@ -51,7 +51,7 @@ def scripts():
 
 
 def clean_environment(**variables: str) -> dict[str, str]:
-    """Return this environment without variables that identify a node, plus ``variables``."""
+    """Return this environment with ``variables``, but without others that identify a node."""
     ours = re.compile(
         r"SLURM|KUBERNETES|RANK$|NNODES|WORLD_SIZE|MASTER_|SOCKET_IFNAME|^RAY_|^HCCL_"
         r"|^(MODEL_PATH|TRAIN_FILE|TEST_FILE)$"

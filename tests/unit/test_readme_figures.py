@@ -109,7 +109,7 @@ def section_with(word: str, readme: Path) -> str:
 
 
 def missing(expected: dict[str, list[str]], text: str) -> dict[str, list[str]]:
-    """Return the numbers that a text lacks; parts of other numbers do not count."""
+    """Return the numbers that a text lacks, or contains only as a part of other numbers."""
     absent = {
         what: [n for n in numbers if not re.search(rf"(?<![\d.,-]){n}(?![\d-]|[.,]\d)", text)]
         for what, numbers in expected.items()

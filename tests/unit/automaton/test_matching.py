@@ -21,7 +21,7 @@ class Reference:
     def __init__(self):
         self.prefixes = {""}  # prefixes of all texts
         self.noted = []  # (text so far, new token, writer), oldest first
-        self.open_runs = {}  # text that ends in new tokens -> writer of the first one
+        self.open_runs = {}  # text that ends in new tokens -> writer of the first of them
 
     def knows(self, string):
         return any(string in prefix for prefix in self.prefixes)
@@ -205,7 +205,7 @@ def strings_of(texts):
 
 
 def check_longest(votes, strings, mine):
-    """Check that the first vote comes after the longest suffix that goes on in some string."""
+    """Check that the first vote comes after the longest suffix that some string continues."""
     low, high = 0, len(mine)
     while low < high:
         middle = (low + high + 1) // 2
@@ -245,7 +245,7 @@ def test_long_texts_are_quick_and_right(name):
     slot = pool.open()
     started = time.perf_counter()
     read(pool, slot, text, LONG)
-    # Reading the text takes 3-90 ms. If a token's cost grew with the text, it would take minutes.
+    # Reading the text takes 3-90 ms. If a token's cost grew with the text, this would take minutes.
     assert time.perf_counter() - started < 5
     assert pool.nbytes / LONG < 110
     (string,) = strings_of([text])

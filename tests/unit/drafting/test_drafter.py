@@ -27,7 +27,7 @@ def test_the_longest_absent_is_evicted_first():
     for i in range(20):
         step(drafter, {f"r{i}": [i, i, i]})
     assert drafter.usage().evictions == 0
-    step(drafter, {"r0": [0, 0, 0]})  # r0 is back, so r1 is now the longest absent
+    step(drafter, {"r0": [0, 0, 0]})  # r0 is back, so r1 has now been absent longest
     step(drafter, {"new": [7, 7]})
     usage = drafter.usage()
     assert (usage.live_requests, usage.evictions) == (20, 1)
@@ -38,7 +38,7 @@ def test_the_longest_absent_is_evicted_first():
     assert drafter.usage().catch_up_tokens == read + 3
 
 
-LONG_TEXT = [1, 2, 3] * 9000  # over half a MiB
+LONG_TEXT = [1, 2, 3] * 9000  # its automaton takes over half a MiB
 
 
 def test_max_bytes_takes_from_absent_requests_first():

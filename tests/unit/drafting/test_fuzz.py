@@ -2,8 +2,8 @@
 
 A draft from the request's own text must follow the longest suffix that had a successor, or the next
 shorter one (`automaton/continuations.py`). A draft from other sources must occur in a known text.
-The trees of all rows together keep to one budget. Seeds count up from SAM_FUZZ_SEED for
-SAM_FUZZ_SECONDS. A failure names its seed.
+The trees of all rows together keep to one budget. The tests run for SAM_FUZZ_SECONDS; their seeds
+count up from SAM_FUZZ_SEED. A failure names its seed.
 """
 
 import itertools
@@ -39,7 +39,8 @@ class OwnText:
     """Tells which drafts a growing text allows.
 
     Attributes:
-        run: int[end]; for each end, how many tokens before it equal the last tokens of the text.
+        run: int[position]; for each position, how many tokens right before the position equal as
+            many last tokens of the text.
     """
 
     def __init__(self) -> None:
@@ -61,7 +62,8 @@ class OwnText:
     def allows(self, draft: list[int], count: int, whole: bool) -> bool:
         """Return whether the text allows a draft.
 
-        If `whole`, the draft must have `count` tokens, or end where the text allows no next token.
+        If `whole` is true, the draft must have `count` tokens, or end where the text allows no next
+        token.
         """
         n, run = len(self.tokens), self.run.copy()
         for token in draft:
@@ -134,7 +136,7 @@ class Fuzz:
         self._made, self._train_step = 0, 0
         self._told: Counter[str] = Counter()  # this engine's response -> tokens sent
         self._heard: Counter[str] = Counter()  # another engine's response -> tokens received
-        self._heard_last: dict[str, np.ndarray] = {}  # the last token of these responses
+        self._heard_last: dict[str, np.ndarray] = {}  # the last token received, or empty
         self._damaged = 0
         self.judged = 0
 

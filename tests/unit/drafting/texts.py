@@ -66,7 +66,7 @@ def counter(drafter, name):
 def drafter_of(
     *names, k=3, max_rows=8, longest=1 << 20, vocabulary=UNKNOWN_VOCABULARY, path="", **sections
 ):
-    """Make a drafter with these sources; `sections` are sources with settings of their own."""
+    """Make a drafter with the sources `names`, and with others; `sections` has their settings."""
     sources = sources_of(*names, *sections).to_mapping()
     for name, section in sections.items():
         sources[name] |= section

@@ -8,8 +8,8 @@ from sam_rollout.gating.step import EngineStep
 
 def engine_step(
     now_ns: int,
-    sampled: np.ndarray,  # int32[B]
-    drafted: np.ndarray,  # int32[B]; all sampled tokens but the last one were accepted
+    sampled: np.ndarray,  # int32[B]; all but the last token of a row are accepted draft tokens
+    drafted: np.ndarray,  # int32[B]
     num_tokens: np.ndarray,  # int32[B]
     **more: Any,
 ) -> EngineStep:

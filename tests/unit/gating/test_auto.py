@@ -118,7 +118,7 @@ class Recorder(AutoGate):
     def __init__(self) -> None:
         super().__init__(Limits(REQUESTS, 1 << 20, k=K), EXPLORATION)
         self.given: list[int] = []
-        self.prices: list[float] = []  # minimum chance of each step with an open gate
+        self.prices: list[float] = []  # `least_chance` in each step with an open gate
 
     def budget(self, rows, *, whole=False, room=True):
         budget = super().budget(rows, whole=whole)

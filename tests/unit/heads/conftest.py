@@ -64,8 +64,8 @@ def make_head(model_config):
 def write(tmp_path, model_config):
     """Return a function that writes a head's folder.
 
-    If `rows` is given, the head has an output matrix of its own, for this number of tokens from
-    token 3 on.
+    If `rows` is given, the head has its own output matrix with this number of rows, for token 3
+    and the tokens after it.
     """
 
     def write(rows=None, **changes):

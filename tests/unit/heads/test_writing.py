@@ -48,7 +48,7 @@ def test_a_llama_of_hugging_face_in_several_files_is_read(write, policy, model_c
     config |= {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 20}
     (folder / "config.json").write_text(json.dumps(config))
     found = load_head(folder, model_config)
-    assert found.shape == expected.shape  # no target layers are given, so vLLM's default counts
+    assert found.shape == expected.shape  # no target layers are given, so vLLM's are used
     assert torch.equal(found.vocabulary, expected.vocabulary)
     assert torch.equal(found.output, expected.output)
     states = found.head.state_dict(), expected.head.state_dict()

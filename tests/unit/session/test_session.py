@@ -492,7 +492,7 @@ def looks(drafts: Drafts) -> list[bool]:
         ({}, 2),  # a look needs the model's drafts, so the model drafts first
         ({"after": 3}, 4),  # with steps scheduled ahead, drafts come later
         ({"after": 3, "works": False}, 4),
-        ({"works": False}, 2),  # looks go on where the model cannot draft
+        ({"works": False}, 2),  # the gate still looks if the model cannot draft
     ],
 )
 def test_a_closed_gate_looks_when_the_models_drafts_are_there(options, first):

@@ -18,7 +18,7 @@ def test_parameters_are_those_of_the_model_cards(dense, moe):
 def test_parameters_of_hybrids_are_those_of_the_model_cards(hybrid, hybrid_moe):
     assert hybrid.parameters / 1e9 == pytest.approx(27, rel=1e-2)
     assert hybrid_moe.parameters / 1e9 == pytest.approx(35, rel=1e-2)
-    # The model card says 3B, which is more than without embeddings, and less than with embeddings.
+    # The model card says 3B active parameters. We count fewer without embeddings, more with them.
     active = hybrid_moe.active_parameters - hybrid_moe.embedding_parameters
     assert active / 1e9 == pytest.approx(2.4, rel=5e-2)
 

@@ -164,7 +164,7 @@ def test_other_files_in_the_folder_are_left_alone(tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-SHARED_BYTES = 600_000  # less than the 770,000 that are written, but each writer keeps some
+SHARED_BYTES = 600_000  # 770,000 bytes are written; each writer keeps some of its newest texts
 
 
 def _write_many(folder, name, count):

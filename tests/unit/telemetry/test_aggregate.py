@@ -73,7 +73,7 @@ def metrics():
         ("engine/tokens_per_s", 19 / 5),
         ("engine/preempted", 1),
         ("engine/replicas", 2),
-        ("tail/time_s", 3.0),  # the second step of replica 0 has a queue, so it is no tail
+        ("tail/time_s", 3.0),  # the second step of replica 0 has a queue, so it is not in the tail
         ("tail/time_sum_s", 4.0),
         ("tail/share", 4 / 9),
         ("tail/tokens", 10),

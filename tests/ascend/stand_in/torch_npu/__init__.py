@@ -54,7 +54,7 @@ class PlaceholderFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def npu_top_k_top_p(logits, k=None, p=None):
-    """Keep the k likeliest tokens; of these, the fewest with a total probability of at least p."""
+    """Apply top-k, and then top-p to the renormalised probabilities that are left."""
     probabilities = logits.softmax(dim=-1, dtype=torch.float32)
     sorted_probabilities, order = probabilities.sort(dim=-1, descending=True)
     keep = torch.ones_like(sorted_probabilities, dtype=torch.bool)

@@ -50,7 +50,7 @@ def test_a_name_on_the_hub_stays_one_and_a_folder_becomes_absolute(monkeypatch):
     ],
 )
 def test_a_head_of_another_model_ends_the_run_before_it_begins(override, reason):
-    # The model is not on this machine, so model_shape counts.
+    # The model is not on this machine, so its shape is read from the setting model_shape.
     elsewhere = "actor_rollout_ref.model.path=owner/model"
     with pytest.raises(ConfigError, match=rf"^{MODEL}\.path = .*{reason}"):
         check(changed(*TINY, elsewhere, override))

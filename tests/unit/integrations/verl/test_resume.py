@@ -86,7 +86,7 @@ def test_another_runs_checkpoints_are_not_resumed(begun, first, second, differen
         ("sam=on", "sam.sources.prompt.earlier_steps=true"),
         ("sam=on", "sam.gate.kind=schedule", "+sam.gate.schedule={4: 2}"),
         ("sam=on", "actor_rollout_ref.actor.optim.clip_grad=inf"),
-        ("sam=on", "data.seed=nan"),  # NaN counts as unchanged
+        ("sam=on", "data.seed=nan"),  # two NaNs are no change
     ],
 )
 def test_a_run_is_resumed_with_its_own_settings(begun, overrides):

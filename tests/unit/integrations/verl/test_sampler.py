@@ -36,7 +36,7 @@ class Queue:
         self.tags: dict[str, dict[str, dict]] = {"train": {}, "val": {}}
         self.rewards: dict[str, dict[str, float | None]] = {}
         self.to_finish: list[tuple[str, str, tuple[float | None, ...] | None]] = []
-        # Response -> for each version of the weights: the version, and the number of its tokens.
+        # Response -> for each version of the weights: the version, and how many tokens it sampled.
         self.tokens: dict[str, list[tuple[int, int]]] = {}
 
     def submit(self, partition: str, uid: str, outcome: tuple[float | None, ...] | None) -> None:

@@ -12,7 +12,7 @@ from tests.unit.drafting.texts import identity
 
 
 def piece(group="g", response="x/1", start=0, tokens=b"1234"):
-    return ["train", 1, group, response, start, False, False, tokens]  # a list, as msgpack makes it
+    return ["train", 1, group, response, start, False, False, tokens]  # msgpack makes it a list
 
 
 class Server:

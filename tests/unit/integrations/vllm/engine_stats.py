@@ -4,7 +4,7 @@ from types import SimpleNamespace
 def scheduler(
     running: int = 1, waiting: int = 0, accepted: tuple[int, ...] | None = None
 ) -> SimpleNamespace:
-    """Return a step's statistics; of two drafts, `accepted[i]` were right at position i."""
+    """Return statistics of a step with two drafts; `accepted[i]` were right at position i."""
     spec = None
     if accepted is not None:
         spec = SimpleNamespace(

@@ -36,7 +36,7 @@ class Batch:
         self.keys = KeyedRows(self.runner)
 
     def becomes(self, *names: str, **joining: SamplingParams) -> list[int]:
-        """Change the batch as vLLM does and return the keys of its rows."""
+        """Change the batch as vLLM does, and return the keys of the batch's rows."""
         for name, given in joining.items():
             self.runner.requests[name] = SimpleNamespace(
                 sampling_params=given, prompt_token_ids=PROMPT

@@ -128,7 +128,7 @@ def test_with_a_model_that_drafts_on_the_device_an_engine_may(method):
         (False, 1, KNOWN, NO_MODEL, SYNC_SCHEDULER_CLASS),
         (False, 2, KNOWN, NO_MODEL, None),
         (False, 1, "0.25.0", NO_MODEL, None),
-        (False, 1, "0.23.0", HEAD, SYNC_SCHEDULER_CLASS),  # sets a head's number of passes
+        (False, 1, "0.23.0", HEAD, SYNC_SCHEDULER_CLASS),  # it sets a head's number of passes
         (False, 1, "0.22.0", HEAD, None),
     ],
 )

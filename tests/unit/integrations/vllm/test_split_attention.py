@@ -267,7 +267,7 @@ def assert_adds_trees(dtype, heads, kv_heads, size):
 
 
 def assert_moves_accepted(caches):
-    """Compare moves in all layers.
+    """Compare the kernel's moves, in all layers, with plain moves.
 
     One request has no moves. Some moves write a slot that another move reads.
     """
