@@ -153,8 +153,8 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
 class SamAgentLoopManager(AgentLoopManagerTQ):
     """verl's agent-loop manager; it also chooses the sibling numbers of responses.
 
-    Responses to equal prompts get different sibling numbers. With equal numbers, they would draw
-    the same random numbers.
+    Responses to equal prompts get different sibling numbers. With the same sibling number, they
+    would draw the same random numbers.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -164,8 +164,8 @@ class SamAgentLoopManager(AgentLoopManagerTQ):
         self._asked: dict[str, tuple[int, Counter[str]]] = {}
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """Dispatch prompts as verl does, with the sibling number of each row's first response."""
-        # `prompts.get` would return a wrapper, which is always true.
+        """Add the column `FIRST_SIBLING_COLUMN`, then dispatch the prompts as verl does."""
+        # `prompts.get` would return a wrapper, and `bool` of a wrapper is always True.
         validate = bool(prompts["validate"]) if "validate" in prompts else False
         split, step = VAL_SPLIT if validate else TRAIN_SPLIT, int(prompts["global_steps"])
         if split not in self._asked or self._asked[split][0] != step:

@@ -189,8 +189,8 @@ def _check_baseline(config: DictConfig, run: RunConfig) -> Iterator[str]:
         )
 
 
-# Cheap checks come first. The doctor runs `FILES` on every node of a cluster. `SETTINGS` are the
-# same on all nodes, so they are checked only where the run is started.
+# Cheap checks come first. `FILES` check what may differ between nodes, so the doctor runs them on
+# every node of a cluster. `SETTINGS` are run only where the training run is started.
 SETTINGS = (
     RunCheck("settings", lambda config, run: map(Note, _notes(config, run))),
     RunCheck("variables", lambda config, _run: map(Note, environment_notes(config))),

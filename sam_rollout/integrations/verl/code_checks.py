@@ -35,7 +35,7 @@ _OTHER_FILES = (
 )
 _OWN_MANAGERS = {"dapo", "gdpo", "naive", "rate_limited", "remote"}  # verl 0.9.1's managers
 _OWN_LOOPS = {"single_turn_agent", "tool_agent"}
-# verl can also filter by the reward itself, under this name. Every response has a reward.
+# If the filter's metric has this name, verl filters by the reward itself, which every response has.
 _CANONICAL_REWARD = "reward"
 
 # This program loads a module, and a function or class in it, as verl does
@@ -124,9 +124,10 @@ def check_other_code(config: DictConfig) -> Iterator[Fact]:
 def _load(
     config: DictConfig, where: str, path: str | None, field: str, name: str | None
 ) -> dict[str, Any] | None:
-    """Load an object with the program `_LOAD`; return the program's output, None if it is too slow.
+    """Load an object with the program `_LOAD`; return what the program printed.
 
-    `where` and `field` are the names of two settings; `path` and `name` are their values.
+    `where` and `field` are the names of two settings; `path` and `name` are their values. The
+    result is None if the program ran longer than `LIMIT_S`.
     """
     file = (path or "").removeprefix("file://")
     is_file = file.endswith(".py") and not file.startswith("pkg://")

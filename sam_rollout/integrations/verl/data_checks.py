@@ -20,7 +20,7 @@ Row = Mapping[str, Any]
 
 
 def check_data(config: DictConfig) -> Iterator[Fact | Note]:
-    """Check that training files fill a batch, and that validation files have a row."""
+    """Check that training files fill a batch, and that validation files have at least one row."""
     fits = _length_filter(config)
     for key, wanted in (("train", config.data.train_batch_size), ("val", 1)):
         field = f"data.{key}_files"
@@ -108,8 +108,8 @@ def _column_rules(config: DictConfig, field: str, given: Any, row: Row) -> Itera
 def _length_filter(config: DictConfig) -> Callable[[Row], bool]:
     """Return a function that says whether a row passes verl's filter of long prompts.
 
-    All rows pass if the filter is off, if the tokenizer is not on this machine, or if the run has
-    tools, which change the prompt.
+    All rows pass if the filter is off, if the tokenizer is not on this machine or cannot be loaded,
+    or if the run has tools, which change the prompt.
     """
     model, data = config.actor_rollout_ref.model, config.data
     path = model.get("tokenizer_path") or model.path
@@ -136,7 +136,7 @@ def _length_filter(config: DictConfig) -> Callable[[Row], bool]:
             text = tokenizer.apply_chat_template(
                 row[data.prompt_key], add_generation_prompt=True, tokenize=False, **options
             )
-        except Exception:  # verl also drops rows that break the template.
+        except Exception:  # verl also drops a row for which this fails.
             return False
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         return len(ids) <= data.max_prompt_length

@@ -54,7 +54,10 @@ def candidates(
 
 
 def pick(found: Sequence[FinishedRequest], count: int, seed: int) -> list[FinishedRequest]:
-    """Draw `count` candidates at random, independently of the order in which they ended."""
+    """Draw some candidates at random; `count` is the largest number.
+
+    The order in which the candidates ended does not influence the draw.
+    """
     ordered = sorted(found, key=lambda one: (_key_of(one), len(one.prompt_ids)))
     return random.Random(seed).sample(ordered, min(count, len(ordered)))
 
@@ -82,9 +85,10 @@ class DraftProof:
         self.candidates: list[FinishedRequest] = []
 
     async def compare(self, count: int, seed: int) -> list[Compared]:
-        """Sample `count` candidates again, compare the texts, and forget all candidates.
+        """Sample some candidates' responses again, compare the texts, and forget all candidates.
 
-        No other request may run during the comparison.
+        `count` is the largest number of candidates to sample again. No other request may run during
+        the comparison.
 
         Raises:
             RuntimeError: A repeated response was aborted.

@@ -1,4 +1,4 @@
-"""Checks before the first response that the drafting model predicts the policy's tokens."""
+"""Checks that the drafting model predicts the policy's tokens; runs before the first response."""
 
 import asyncio
 from collections.abc import Sequence

@@ -25,7 +25,7 @@ def run_variables(config: DictConfig) -> dict[str, str]:
 
 
 def environment_notes(config: DictConfig) -> list[str]:
-    """Return a note for each environment variable that shell and experiment set differently."""
+    """Return a note for each variable that the shell and the experiment set differently."""
     return [
         f"{name}={os.environ[name]} is set in the shell and wins; the experiment says {value} "
         f"(unset {name} to use that)"

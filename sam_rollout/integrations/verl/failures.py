@@ -74,7 +74,7 @@ class Failure:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Describe an error; the present time counts as the time of the error."""
+    """Describe an error that has just occurred; `first_s` is the present time."""
     cause = cause_of(error)
     trace = "".join(traceback.format_exception(error))
     places = _PLACE.findall(getattr(error, "traceback_str", "") or trace)
@@ -203,8 +203,8 @@ class FailureWatch:
     def check(self, where: str, submitted: int, failed: int, *, limit: float, empty: bool) -> None:
         """End the run if all groups failed, or if the share of failed groups is above `limit`.
 
-        A group has failed if one of its responses failed. If `empty` is true, the failed groups
-        have not a single response. With fewer than `LEAST_GROUPS` groups, the run ends only if all
+        A group has failed if one of its responses failed. `empty` says that no response of the
+        failed groups succeeded. With fewer than `LEAST_GROUPS` groups, the run ends only if all
         groups failed and `empty` is true.
         """
         all_failed = 0 < failed == submitted

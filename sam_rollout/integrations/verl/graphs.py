@@ -53,8 +53,8 @@ def covered_requests(config: DictConfig, sam: SamConfig) -> int:
 def filled_up_requests(config: DictConfig, sam: SamConfig) -> int:
     """Return the largest number of requests whose drafts are padded while the gate is closed.
 
-    Padding completes each draft, even an empty one, to k tokens. At run time, ``padding_by_rows``
-    decides about padding from the engine's captured graphs.
+    Padding completes each draft, even an empty one, to k tokens. This function only estimates; at
+    run time, ``padding_by_rows`` looks at the engine's captured graphs, and decides about padding.
     """
     if not sam.enabled:
         return 0

@@ -69,7 +69,7 @@ class HeadTraining:
         return nullcontext() if self.online.failed else self._capture.running(responses)
 
     def learn(self, seconds: float) -> dict[str, float]:
-        """Train on the captured states for `seconds` at most; return the metrics."""
+        """Train on the captured states, for at most the given time; return the metrics."""
         taken, self._capture.taken = self._capture.taken, []
         if not self.online.failed:
             self.online.buffer.add(taken)

@@ -62,8 +62,8 @@ class _CountingClient(LLMServerClient):
 
 
 class InterruptedClient(FullyAsyncLLMServerClient, _CountingClient):
-    """Continues interrupted responses, and counts tokens by the weights that sampled them.
+    """Continues interrupted responses, and counts how many tokens each step's weights sampled.
 
-    verl's class sends each request of a response with ``super().generate``, which is here
+    verl's class sends each request of a response with ``super().generate``. In this class, that is
     `_CountingClient.generate`.
     """

@@ -208,7 +208,10 @@ class CurveLogger:
             self._guard(warm_up)  # no training step should wait for the drawing library's import
 
     def log(self, engine_steps: list[pa.Table], title: str, step: int) -> None:
-        """Draw and log a rollout's curve every `curve_every` steps; errors only cause a warning."""
+        """Draw and log a rollout's curve, if the setting `curve_every` asks for it in this step.
+
+        Errors only cause a warning.
+        """
         if engine_steps and self._every and step % self._every == 0:
             self._guard(lambda: self._log(engine_steps, title, step))
 

@@ -42,7 +42,7 @@ def check_head_training(config: DictConfig, sam: SamConfig, shape: ModelShape) -
     """Refuse to train a head if the policy's hidden states cannot be captured.
 
     Raises:
-        ConfigError: A setting prevents the capture, or the head's folder cannot be trained.
+        ConfigError: A setting prevents the capture, or the configured head cannot be trained.
     """
     model, strategy = sam.sources.model, config.actor_rollout_ref.actor.strategy
     if not (sam.enabled and model.trains):
@@ -207,6 +207,6 @@ def _head_size(shape: HeadShape, more: int, tensor: int) -> DrafterSize:
 
 def _sizes_of(policy: ModelShape) -> dict[str, int]:
     # A `ModelShape` with experts has no intermediate size. In the configurations of Qwen3's models
-    # with experts, it is 3 * hidden.
+    # with experts, the intermediate size is 3 * hidden.
     intermediate = policy.intermediate or 3 * policy.hidden
     return {**_config_of(policy), "intermediate_size": intermediate}

@@ -63,8 +63,8 @@ class PlatformCPU(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        # Machines with GPUs have a CPU, too. A CPU alone therefore does not select this platform;
-        # the environment variable does.
+        # Machines with GPUs have a CPU, too. So a CPU's presence does not select this platform; the
+        # environment variable does.
         return os.environ.get(PLATFORM_ENV) == "cpu"
 
     def current_device(self) -> torch.device:
@@ -106,10 +106,10 @@ class PlatformCPU(PlatformBase):
 
 
 def use_single_gloo_backend() -> None:
-    """Make verl name the backend ``cpu:gloo`` only once when it creates its process group.
+    """Make verl ask torch for the backend ``cpu:gloo`` when verl creates its process group.
 
-    On a CPU, verl 0.9.1 asks torch for the backend ``cpu:gloo,cpu:gloo``, which torch refuses. When
-    verl has fixed this, ``tests/integration/test_verl_workarounds.py`` fails.
+    On a CPU, verl 0.9.1 asks for ``cpu:gloo,cpu:gloo``, which torch refuses. When verl has fixed
+    this, ``tests/integration/test_verl_workarounds.py`` fails.
     """
     import verl.utils.distributed as verl_distributed
 

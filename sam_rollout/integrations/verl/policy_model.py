@@ -72,7 +72,8 @@ def read_config(config: DictConfig) -> dict[str, Any] | None:
 def policy_shape(config: DictConfig) -> tuple[ModelShape, str]:
     """Return the policy's sizes, and the name of their source.
 
-    The source is config.json, or `model_shape` if that file is missing or lacks the known keys.
+    The source is config.json. If this file is missing, or `ModelShape.of_model` cannot read the
+    model's sizes from it, the source is `model_shape`.
     """
     own = read_config(config)
     shape = ModelShape.of_model(own) if own else None

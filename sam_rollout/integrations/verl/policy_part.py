@@ -67,11 +67,14 @@ class PolicyPart(Protocol):
         """
 
     def matrices(self, peers: Peers) -> Policy:
-        """Gather the embedding and output matrices in float32; all `peers` succeed, or all fail."""
+        """Gather the embedding and output matrices in float32.
+
+        Either all processes of `peers` succeed, or all of them fail.
+        """
 
 
 class FsdpPart:
-    """A process's part under FSDP2: all layers, for whole texts or, with Ulysses, parts of them."""
+    """A process's part under FSDP2: all layers. With Ulysses, a process has only parts of texts."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -134,7 +137,7 @@ def this_device() -> torch.device:
 
 
 def find_room(shape: Sequence[int], tied: bool) -> list[Tensor]:
-    """Allocate the memory for gathering: every matrix, and a copy of one matrix in another dtype.
+    """Allocate as much memory as gathering needs: all matrices, and a copy of one in another dtype.
 
     All processes call this first, so that a process without enough memory fails before other
     processes wait for it.

@@ -72,10 +72,11 @@ class RequestKeys:
         return self._chains[-1]
 
     def _extended(self, prompt_ids: Sequence[int]) -> _Chain | None:
-        """Return the first chain with the longest text that the prompt extends, if any.
+        """Return the chain with the longest text that is a prefix of the prompt, or None.
 
-        Chains with a running request are skipped, because that request samples the positions that
-        follow the chain's text.
+        If several chains have texts of this length, the first one is returned. Chains with a
+        running request are skipped, because that request samples the positions that follow the
+        chain's text.
         """
         found = None
         for chain in self._chains:

@@ -58,10 +58,10 @@ _ON_PURPOSE = (
 
 
 def check_run_folder(config: DictConfig) -> Iterator[Fact]:
-    """Check that the run's folders are writable and that the checkpoint to resume exists."""
+    """Check that the run's folders are writable, and that a configured checkpoint exists."""
     for field in ("run_dir", "trainer.default_local_dir"):
         folder = Path(OmegaConf.select(config, field)).absolute()
-        # `Path.exists` raises an error if a parent folder may not be entered.
+        # `Path.exists` raises an error if this user has no right to enter a parent folder.
         there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
         if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
             raise ConfigError(field, str(folder), f"{there} is no writable folder")
@@ -75,7 +75,9 @@ def check_run_folder(config: DictConfig) -> Iterator[Fact]:
 
 
 def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
-    """Compare the configuration with that of the latest checkpoint's run; yield the changes.
+    """Compare the configuration with that of the run that wrote the latest checkpoint.
+
+    Yields a note with the changes.
 
     Raises:
         ConfigError: Another run wrote the checkpoint, or it is unknown which run wrote it.
@@ -107,7 +109,8 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
         if value is not None and here.get(path, value) != value
     }
     # Settings of drafting are compared as the user typed them, because derived settings may change.
-    # If one of the runs does not draft, only `sam.enabled` is compared: other keys have no effect.
+    # If one of the two runs does not draft, only `sam.enabled` is compared, because its other keys
+    # have no effect.
     enabled = f"{ASKED_SAM}.enabled"
     both_draft = there.get(enabled) and here[enabled]
     identity = (*IDENTITY, ASKED_SAM if both_draft else enabled)
@@ -145,7 +148,7 @@ def _settings(config: Mapping[str, Any], run_dir: str) -> dict[str, Any]:
 
 
 def changes_training(path: str, there: Any, here: Any) -> bool:
-    """Return whether training differs between two values of a setting."""
+    """Return whether a run trains differently with one value of a setting than with the other."""
     if path == MODE:  # records have verl's names of modes, configurations have ours
         return TRAINER_MODES.get(there, there) != TRAINER_MODES.get(here, here)
     return not is_below(path, NOT_TRAINING)

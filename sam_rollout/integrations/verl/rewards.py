@@ -32,7 +32,10 @@ def figure(value: Any) -> float | None:
 
 
 def check_reward(score: Any, extra: Mapping[str, Any], metric: str | None) -> None:
-    """Refuse a reward if its score, or the filter's `metric` in `extra`, is not a number.
+    """Refuse a reward whose score, or whose value for the filter, is not a number.
+
+    `extra` is the reward's extra info. `metric` is the name of the entry that groups are filtered
+    by; None if nothing is filtered.
 
     Raises:
         UnjudgedError: The score or metric of this response is not a number.
@@ -79,8 +82,9 @@ def judged_counts(
 ) -> dict[tuple[str, str], int]:
     """Return the number of responses from which each validation prompt's accuracy is computed.
 
-    verl would count a response that the reward could not judge (accuracy None) as wrong. Here, such
-    responses are left out. The keys of `expected` are pairs (data source, id of the prompt).
+    If the reward could not judge a response (accuracy None), verl would count the response as
+    wrong. Here, such responses are left out. The keys of `expected` are pairs (data source, id of
+    the prompt).
     """
     rows = zip(sources, uids, accuracies, strict=True)
     unjudged = Counter((str(source), str(uid)) for source, uid, acc in rows if acc is None)

@@ -6,8 +6,8 @@ step trains on then depends on timing. The published DAPO setups use rounds: the
 ``gen_batch_size`` prompts, wait for all responses, drop groups without signal, and keep the first
 ``train_batch_size`` groups in dataset order. If too few groups are left, another round follows.
 
-The metrics include the accuracy before filtering, because the filter also drops groups whose
-answers are all right.
+The metrics include the accuracy before filtering, because the filter also drops groups in which
+every answer is correct.
 """
 
 import itertools
@@ -235,10 +235,15 @@ class AsyncRefillReplayBuffer(RefillReplayBuffer, ReplayBufferAsync):
         self._times_s: list[float] = []  # durations of the step's batches so far
 
     def note_restored(self) -> None:
-        """Take over a checkpoint's groups; finished ones do not count in later steps."""
+        """Take over a checkpoint's groups.
+
+        Groups that were already finished can still be trained on, but are left out of the metrics
+        of later steps.
+        """
         self._sync_metadata_from_transfer_queue()
         restored = self.prompt_global_steps[TRAIN_SPLIT]
-        # Used responses are deleted, because verl would write them into every later checkpoint.
+        # Responses that were already trained on are deleted, because verl would write them into
+        # every later checkpoint.
         used = [key for key in self.partitions[TRAIN_SPLIT] if key.split("_")[0] not in restored]
         if used:
             tq.kv_clear(partition_id=TRAIN_SPLIT, keys=used)
@@ -273,10 +278,11 @@ class RoundsReplayBuffer(_ObservedReplayBuffer):
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int
     ) -> tuple[KVBatchMeta, dict]:
-        """Return ``batch_size`` groups with signal, in dataset order.
+        """Return groups with signal, in dataset order; ``batch_size`` is their number.
 
         Raises:
-            TooManyRoundsError: ``max_rounds`` rounds did not yield enough groups.
+            TooManyRoundsError: After the last allowed round (``max_rounds``), there were still not
+                enough groups.
             RolloutFailedError: Too many groups failed.
         """
         if partition_id == "val":

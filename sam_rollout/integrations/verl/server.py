@@ -60,7 +60,8 @@ ENGINE_THREADS_ENV = "SAM_ENGINE_OMP_NUM_THREADS"
 def sleep_level(deepest: int, sam: SamConfig) -> int:
     """Return the deepest sleep level that an engine may use.
 
-    Level 2 drops all weights. A sync of the policy's weights does not restore a drafting model's.
+    Level 2 drops all weights. A sync of the policy's weights does not restore the weights of a
+    drafting model.
     """
     return min(deepest, 1) if sam.drafts_with_model and sam.sources.model.path else deepest
 
@@ -209,7 +210,7 @@ class SamHttpServer(vLLMHttpServer):
         return output
 
     async def _park_until_admitted(self, request_id: str) -> TokenOutput | None:
-        """Wait as verl does while generation is interrupted; then start to time the request."""
+        """Wait, as verl does, while generation is interrupted; then start to time the request."""
         rejected = await super()._park_until_admitted(request_id)
         self._admitted_s[request_id] = time.time()
         if rejected is None:
@@ -304,8 +305,8 @@ class SamHttpServer(vLLMHttpServer):
             for place, recorder, workers, share in engines
         ]
         self._proof.candidates = candidates(shares, records) if keep else []
-        # The sentinel takes an engine with empty counters for one without a draft session, so the
-        # counters of sharing are added to an engine that has other counters.
+        # If an engine's counters are empty, the sentinel assumes that the engine has no draft
+        # session. So the counters of sharing are added only to an engine that has other counters.
         counting = next((one for one in records if one.drafter_counters), None)
         if self._sharing is not None and counting is not None:
             counting.drafter_counters |= self._sharing.take_counters()

@@ -1,15 +1,15 @@
 """Shares the texts of siblings between the servers of a rollout.
 
-Several times per second each server asks its engines for newly sampled pieces of text. It sends
-them to the servers that run siblings. Servers are Ray actors and call each other directly. Each
-announces which prompts it runs.
+Several times per second each server asks its engines for newly sampled pieces of text, and sends
+the pieces to the servers that run siblings. Servers are Ray actors and call each other directly.
+Each server announces to the others which prompts it runs.
 
 If replicas keep texts in different folders, each ended response has to reach every other folder. It
 is sent to one replica per folder, namely to the lowest-numbered replica that uses this folder.
 `find_name` returns a name that identifies a folder.
 
 No request waits for sharing. Pieces are lost if a server dies, a queue is full or a call fails.
-Lost pieces are counted, and only reduce acceptance.
+Lost pieces are counted. They reduce acceptance, but do no other harm.
 """
 
 import asyncio
@@ -256,7 +256,11 @@ class TextSharing:
         return moved
 
     def _hand_in(self, pieces: Iterable[tuple], sampled_by: int | None = None) -> None:
-        """Queue each piece for engines that run its group, except for the engine `sampled_by`."""
+        """Queue each piece for the engines that run its group.
+
+        `sampled_by` is the number of the engine that sampled the pieces; this engine does not get
+        them. It is None if the pieces come from another server.
+        """
         for engine, waiting in enumerate(self._arrived):
             if engine == sampled_by:
                 continue

@@ -33,8 +33,8 @@ class _States:
     window: _Window
     index: int  # index of the module
     tokens: Tensor  # [tokens], positions in the window
-    # [tokens, hidden + 1], on the host. The last column is 1. Summed over processes, it says how
-    # many processes had a token's state.
+    # [tokens, hidden + 1], on the host. The last column is 1. Its sum over all processes is the
+    # number of processes that had a token's state.
     states: Tensor
 
 

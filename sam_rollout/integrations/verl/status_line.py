@@ -26,7 +26,7 @@ STOP_WITHIN_S = 5.0
 
 @contextlib.contextmanager
 def follow_rollouts(setting: str) -> Iterator[None]:
-    """Show the rollouts' progress while the body runs."""
+    """Show the rollouts' progress while the body of the ``with`` statement runs."""
     terminal = sys.stdout.isatty()
     if setting == "off" or (setting == "auto" and not terminal):
         yield

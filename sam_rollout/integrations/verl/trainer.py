@@ -141,7 +141,7 @@ class _RecordingTrainer(PPOTrainer):
                 step_s = self._step_s or time.perf_counter() - self._step_began_s
                 seconds = self._run.sam.sources.model.train.budget * step_s
                 results = self.actor_rollout_wg.train_head(seconds)
-            # Processes return the same metrics but different times; the longest time counts.
+            # Processes return the same metrics but different times; `_head_s` is the longest.
             self._head_s = max(result["time_s"] for result in results)
             found = {f"head_training/{name}": value for name, value in results[0].items()}
             metrics |= named(TRAIN_SPLIT, found)
@@ -149,7 +149,7 @@ class _RecordingTrainer(PPOTrainer):
 
     def on_step_end(self) -> None:
         super().on_step_end()
-        if self.global_steps >= self.total_training_steps:  # verl skips `on_train_end` now
+        if self.global_steps >= self.total_training_steps:  # then verl skips `on_train_end`
             self._save_head()
 
     def on_train_end(self) -> None:

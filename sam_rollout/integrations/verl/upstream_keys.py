@@ -122,7 +122,7 @@ def _ours(config: DictConfig, kind: str) -> Iterator[KeyRule]:
     right = refills or not sampler.sync_refill_failed_groups
     allowed = "does nothing here: failed groups are left out, and dynamic_sampling adds others"
     yield f"{SAMPLER}.sync_refill_failed_groups", right, allowed
-    # We do not add greedy sampling to training: all responses to a prompt would be the same.
+    # We do not add greedy sampling to training, because all responses to a prompt would be equal.
     allowed = "must be true: verl's V1 trainer ignores it"
     yield f"{ROLLOUT}.do_sample", rollout.do_sample, allowed
     right = rollout.agent.agent_loop_manager_class == AGENT_LOOP_MANAGER

@@ -94,7 +94,10 @@ class SamServerAdapter(ServerAdapter):
 
 
 class WeightReceiving:
-    """A mixin that reports a failed sync to the sender; list it before verl's worker extension."""
+    """A mixin that reports a failed sync to the sender.
+
+    Among a class's bases, it has to come before verl's worker extension.
+    """
 
     def update_weights_from_ipc(self, *args: Any, **kwargs: Any) -> None:
         """Receive a weight sync as verl does; if that fails, send the error to the sender."""
