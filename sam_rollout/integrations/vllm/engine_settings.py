@@ -99,7 +99,7 @@ def has_settings(vllm_config: Any) -> bool:
 
 
 def drafts_here(vllm_config: Any) -> bool:
-    """Whether an engine drafts with our proposer; a subclass of it does not count."""
+    """Whether an engine drafts with our proposer; false for subclasses of our proposer."""
     speculation = vllm_config.speculative_config
     return has_model(vllm_config) or (
         speculation is not None

@@ -112,7 +112,10 @@ def end_core(engine: LLM) -> None:
 
 
 def unmix(worker: str, extension: str) -> None:
-    """Remove an ended engine's extension from vLLM's worker class, which takes only one."""
+    """Remove an ended engine's extension from vLLM's worker class.
+
+    The class can have only one extension at a time.
+    """
     worker_class = pkgutil.resolve_name(worker)
     bases = worker_class.__bases__
     names = (f"{base.__module__}.{base.__qualname__}" for base in bases)

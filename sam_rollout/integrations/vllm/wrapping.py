@@ -23,7 +23,10 @@ def wrap_once(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 
 class Wrapper:
-    """Replaces methods of objects; if several wrappers replace one, detach the newest first."""
+    """Replaces methods of objects.
+
+    If several wrappers replace the same method, detach the newest wrapper first.
+    """
 
     def __init__(self) -> None:
         self._replaced: list[tuple[Any, str, Any]] = []

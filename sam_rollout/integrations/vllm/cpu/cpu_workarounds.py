@@ -107,7 +107,7 @@ def _round_tokens_alike() -> None:
         if not is_coupled and _is_coupled():
             is_coupled = True
             os.environ.setdefault("VLLM_CPU_ATTN_SPLIT_KV", "0")
-            envs.disable_envs_cache()  # an earlier engine here may have cached variables
+            envs.disable_envs_cache()  # the process's earlier engines may have cached variables
             if has_amx:
                 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
         return has_amx and not is_coupled
@@ -202,7 +202,7 @@ def _reject_placeholders(kernels: Any) -> None:
         target_probs: torch.Tensor,  # [num_drafts, vocabulary]
         bonus: torch.Tensor,
         recovered: torch.Tensor,
-        uniform: torch.Tensor,  # [num_drafts]; a less probable token is rejected
+        uniform: torch.Tensor,  # [num_drafts]; draft tokens with smaller probabilities are rejected
         *rest: object,
         **options: object,
     ) -> None:

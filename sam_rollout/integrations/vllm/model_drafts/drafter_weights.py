@@ -18,7 +18,8 @@ _RANDOM = "dummy"  # load_format of engines that get their weights from a traine
 def share_embeddings(loader: Any = None) -> None:
     """Let the draft heads of our engines share the policy's embedding; safe to call repeatedly.
 
-    Call this before graphs are captured. The class `loader` loads drafters; None means vLLM's.
+    Call this before graphs are captured. `loader` is the class that loads drafters; None stands for
+    vLLM's class.
     """
     if loader is None:
         try:

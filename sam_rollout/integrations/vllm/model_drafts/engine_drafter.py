@@ -79,7 +79,7 @@ class EngineDrafter(Wrapper):
         self._wrap_choice()
 
     def take(self) -> tuple[np.ndarray, np.ndarray | None] | None:
-        """Return this step's proposals as `Source.receive` takes them; None if there are none."""
+        """Return this step's proposals for `Source.receive`; None if there are none."""
         made, self._made = self._made, None
         if made is None:
             return None
@@ -121,7 +121,10 @@ class EngineDrafter(Wrapper):
         self._made = made
 
     def take_counters(self) -> dict[str, float]:
-        """Return metrics since the last call: failures, host time. Their names lack `sam/`."""
+        """Return metrics since the last call: failures and host time.
+
+        The metrics' names do not have the prefix `sam/`.
+        """
         counters = {"draft/model_failures": self._failures, "draft/model_s": self._spent_s}
         self._failures, self._spent_s = 0, 0.0
         return counters

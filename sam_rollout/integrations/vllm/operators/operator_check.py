@@ -70,8 +70,9 @@ def differences(
 ) -> list[dict[str, Any]]:
     """Compare two scorings of the same texts, for each range of context lengths.
 
-    A token is compared if ``verified`` scored it in a group of ``width`` tokens. A text's first
-    token is left out, because both scorings computed it in the prefill.
+    Steps of ``verified`` should score a fixed number of a text's tokens at once, given by
+    ``width``. Only tokens of such steps are compared. A text's first token is left out, because
+    both scorings computed it in the prefill.
 
     ``contexts`` has the number of tokens of each text's prompt. The result has a row for each range
     of context lengths, ``low <= length < high``, then a row for all lengths. ``positions`` counts
@@ -116,7 +117,7 @@ def differences(
 
 
 def prompts_of(model: str, count: int) -> list[list[int]]:
-    """Return token ids of ``count`` questions, in the model's chat format."""
+    """Return the token ids of some questions, in the model's chat format."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)

@@ -14,7 +14,8 @@ class SamplerClock(Wrapper):
     """Times every call of a runner's samplers.
 
     The clock wraps `forward`, because PyTorch's hooks take several times as long. A rejection
-    sampler calls the plain sampler, so only the outermost call counts.
+    sampler calls the plain sampler. Only the outermost call is timed, so that no time is added
+    twice.
     """
 
     def __init__(self, model_runner: Any) -> None:

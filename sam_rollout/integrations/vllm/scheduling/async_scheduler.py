@@ -16,7 +16,7 @@ class Note(NamedTuple):
     wants_drafts: bool  # whether the next scheduled step gets placeholders
     # Number of placeholders that got a draft token, by request; None if there were no placeholders.
     bound: Mapping[str, int] | None
-    wants_made: bool  # whether a draft model runs in the next scheduled step
+    wants_made: bool  # whether a draft model shall draft in the next scheduled step
 
 
 NOTE = "sam_rollout_note"  # attribute of a `ModelRunnerOutput` with the fields of a `Note`

@@ -53,7 +53,10 @@ class DpExchange:
         return self._exchanges, self._received.cpu().numpy().T
 
     def all_reduce(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Sum a tensor; together with a step's tensor, int32 [fields, ranks], sum the reports."""
+        """Sum a tensor over the ranks.
+
+        If it is a step's tensor, int32 [fields, ranks], the reports are summed in the same call.
+        """
         if args or kwargs.keys() != {"group"} or not self._is_of_a_step(tensor):
             return self.dist.all_reduce(tensor, *args, **kwargs)
         reports = torch.zeros(len(Report._fields), self.ranks, dtype=torch.int32)

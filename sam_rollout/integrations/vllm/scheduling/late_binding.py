@@ -6,8 +6,8 @@ tokens of step n. So the scheduler only reserves placeholders, k per request or 
 
 * **Without placeholders**: it is launched at once. The tokens of step n are read while it runs.
 * **Prepared ahead**, if few requests run: the step is prepared with arbitrary tokens in the
-  placeholders. Right before the forward pass, drafts are written over them. Placeholders without a
-  draft still hold arbitrary tokens.
+  placeholders. Right before the forward pass, draft tokens are written over them. If a request has
+  fewer draft tokens than placeholders, its other placeholders hold arbitrary tokens.
 * **Bound**, if many requests run: the worker waits for the tokens of step n, makes drafts, and
   prepares a copy of the step with these drafts and without unused placeholders.
 """
@@ -189,8 +189,8 @@ class LateBinding(Wrapper):
     def _keep_books(self, scheduler_output: Any, sampler_output: Any, *args: Any) -> Any:
         sampled = sampler_output.sampled_token_ids
         if sampled.shape[-1] > 1 and self._runner.valid_sampled_token_count_gpu is None:
-            # A next step that is prepared ahead needs each row's number of valid tokens, which vLLM
-            # counts only if it runs a draft model.
+            # If the next step is prepared ahead, it needs each row's number of valid tokens. vLLM
+            # counts these tokens only if it runs a draft model.
             valid = (sampled >= 0) & (sampled < self._runner.input_batch.vocab_size)
             counts = valid.sum(dim=1, dtype=torch.int32)
             last = sampled.gather(1, (counts - 1).clamp(min=0).long().unsqueeze(1)).squeeze(1)
@@ -200,7 +200,7 @@ class LateBinding(Wrapper):
     def _fits_ahead(self, rows: int) -> bool:
         """Whether a step of this number of rows is small enough to be prepared ahead.
 
-        Tokens of prompts do not count.
+        Tokens of prompts are ignored.
         """
         return rows * (1 + self._k) <= SCORED_AHEAD
 
@@ -352,7 +352,8 @@ class LateBinding(Wrapper):
         """Append a step's tokens to the texts of a batch that may have changed since the step.
 
         Returns each text's length and number of new tokens, int32[B] each, in the order of the B
-        `request_ids`. `known`, int32[R >= B], has the lengths of texts that were not in the step.
+        `request_ids`. `known`, int32[R >= B], has the texts' earlier lengths. A text that was not
+        in the step keeps its earlier length.
         """
         batch = self._runner.input_batch
         lengths = known[: len(request_ids)].copy()

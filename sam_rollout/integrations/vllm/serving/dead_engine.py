@@ -1,4 +1,4 @@
-"""Ends calls that wait for a dead engine, with the cause of its death.
+"""Ends calls that wait for a dead engine, and finds out why the engine died.
 
 vLLM refuses calls after an engine's death, but earlier calls wait for an answer forever. vLLM names
 the cause of death only in the engine's own log. So the engine's process also writes the cause to a
@@ -33,7 +33,7 @@ _LAST_WORDS = (
 
 
 def first_of(error: BaseException) -> BaseException:
-    """Return the first error of a chain in which handling one error raised the next."""
+    """Return the first error of a chain of errors, each raised while the one before was handled."""
     while error.__context__ is not None and error.__cause__ is None:
         error = error.__context__
     return error

@@ -39,9 +39,9 @@ async def ask_engines(
 
 
 class EngineRecorders(StatLoggerBase):
-    """Logs all engines of a server, with a step recorder for each engine.
+    """A logger for all engines of a server, with a step recorder for each engine.
 
-    Append it to ``engine.logger_manager.stat_loggers``. The engine needs
+    Append the logger to ``engine.logger_manager.stat_loggers``. The engine needs
     ``disable_log_stats=False``.
     """
 

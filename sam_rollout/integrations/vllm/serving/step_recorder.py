@@ -86,7 +86,7 @@ class EngineStepRecorder:
             self._last_s = None  # the work that started the clock went to another engine
         clock_offset_s = time.time() - time.monotonic()  # changes when the host's time is set
         if session_steps is not None:
-            # vLLM's statistics count padding as drafts, the session does not.
+            # Unlike the session, vLLM's statistics count padding as drafts.
             for record, note in zip(records, _notes(records, session_steps), strict=True):
                 for name in NOTE_COLUMNS:
                     setattr(record, name, getattr(note, name))

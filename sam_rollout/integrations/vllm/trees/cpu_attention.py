@@ -5,10 +5,11 @@ of its own. All paths share the pages of the context. The first path keeps its o
 further path, the page in which the tree begins is copied to a spare page at the end of the cache,
 and the path's keys and values are written to this page and the spare pages after it. A token that
 several paths share is computed in only one of them. Because a path is a text, attention sums over a
-token's context in the same order as in plain decoding. So the same token is drawn.
+token's context in the same order as in plain decoding. So the sampler draws the same token.
 
-Copies cost a page per branch and layer, which is little in a step that reads the whole model. Pages
-are copied whole and filled by vLLM's own operator, so this module does not depend on their layout.
+In each layer, every branch costs the copy of one page. This is little, because a step reads all
+weights of the model anyway. Pages are copied whole and filled by vLLM's own operator, so this
+module does not depend on their layout.
 """
 
 import dataclasses
@@ -75,7 +76,7 @@ class CpuTreeAttention(TreeAttention):
         starts = metadata.query_start_loc.numpy()
         lengths = metadata.seq_lens.numpy()
         table = metadata.block_table.numpy()
-        # Each text: tokens to compute, length, pages, and pairs (token, position) to copy.
+        # Each text: tokens to compute, length, pages, and pairs (token, position) for spare pages.
         texts: list[tuple[list[int], int, np.ndarray, list[tuple[int, int]]]] = []
         tree_tokens: list[int] = []
         branching = set(trees.branching.tolist())

@@ -17,11 +17,11 @@ def add_trees(
     step: SplitStep, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float,
     context: Pair, output: torch.Tensor,
 ) -> None:  # fmt: skip
-    """Attend to the trees' tokens, merge this with the results for the context, write the output.
+    """Compute attention inside the trees, and merge it with the attention to the context.
 
     Args:
         step: R trees of T tokens.
-        query, output: [step's tokens, heads, head size].
+        query, output: [step's tokens, heads, head size]; the result is written to `output`.
         key, value: [step's tokens, heads of the cache, head size].
         scale: factor of the scores.
         context: results for the text before the trees, [R * T, heads, head size], and their
@@ -40,10 +40,10 @@ def add_trees(
 
 
 def block(width: int, least: int = 16) -> int:
-    """Return the length of a block's dimension that holds `width` entries: a power of two.
+    """Return a power of two that is not below `width`: the length of a block's dimension.
 
-    The length is at least `least`; `tl.dot` needs 16. A larger minimum gives equal lengths for more
-    widths, so fewer kernels have to be compiled.
+    The length is at least `least`; `tl.dot` needs 16. With a larger `least`, more widths have the
+    same length, so fewer kernels have to be compiled.
     """
     return max(least, triton.next_power_of_2(width))
 

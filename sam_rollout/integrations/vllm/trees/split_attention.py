@@ -127,7 +127,7 @@ def _split(rows, counts, first, starts, computed, parents, tokens, own, lengths)
 
 
 def warm_up_steps() -> None:
-    """Compile what a step with trees calls."""
+    """Compile the functions that a step with trees calls."""
     warm_up_shapes()
     warm_up(_split)
 
@@ -156,9 +156,10 @@ class SplitTreeAttention(TreeAttention):
         cls, kv_caches: list[Any], slots: torch.Tensor, trees: StepTrees, path: torch.Tensor,
         token_ids: torch.Tensor,
     ) -> None:  # fmt: skip
-        """Move keys and values of accepted tokens in the layers' caches, as `moves` says.
+        """Move keys and values of accepted tokens in the layers' caches.
 
-        `slots`, int [tokens], has the place of each of the step's tokens in the caches.
+        `moves` says which tokens have to move, and where to. `slots`, int [tokens], has the place
+        of each of the step's tokens in the caches.
         """
         raise NotImplementedError
 
@@ -173,7 +174,10 @@ class SplitTreeAttention(TreeAttention):
         cls, impl: Any, step: SplitStep, query: torch.Tensor, key: torch.Tensor,
         value: torch.Tensor, kv_cache: Any, output: torch.Tensor,
     ) -> None:  # fmt: skip
-        """Compute the attention of the trees' tokens; the arguments have all tokens of the step."""
+        """Compute the attention of the trees' tokens.
+
+        `query`, `key`, `value` and `output` have a row for every token of the step.
+        """
         raise NotImplementedError
 
     @classmethod

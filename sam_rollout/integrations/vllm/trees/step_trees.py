@@ -47,9 +47,9 @@ def _shape(
 ):  # fmt: skip
     """Fill in each node's parent, depth and ancestors, and mark the rows whose drafts branch.
 
-    Returns the number of tokens whose position in the text differs from the position in a chain.
-    `moved` gets the indices of these tokens among the step's tokens, and the corrections of their
-    positions.
+    Returns the number of tokens whose position in the text is not the one that they would have in a
+    chain. `moved` gets the indices of these tokens among the step's tokens, and the corrections of
+    their positions.
     """
     count, most = 0, parents.shape[1]
     ancestors[:] = False
@@ -142,7 +142,7 @@ class TreeKeeper(Wrapper):
 
 
 def warm_up_shapes() -> None:
-    """Compile what `trees_of` calls."""
+    """Compile the functions that `trees_of` calls."""
     warm_up(_shape)
 
 
@@ -189,7 +189,8 @@ def moves(
         token_ids: int32 [B, N + 1], the sampled tokens, then negative numbers.
 
     Returns:
-        Indices among the step's tokens, int64 [moves] each.
+        The indices from which and to which the keys and values move, int64 [moves] each, counted
+        among the step's tokens.
     """
     accepted = (token_ids >= 0).sum(dim=1) - 1
     depth = torch.arange(path.shape[1], device=path.device)

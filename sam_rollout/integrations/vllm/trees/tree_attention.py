@@ -12,7 +12,7 @@ from sam_rollout.integrations.vllm.wrapping import Wrapper
 def attention_layers(runner: Any) -> list[Any]:
     """Return the engine's attention layers."""
     layers = runner.compilation_config.static_forward_context.values()
-    return [layer for layer in layers if hasattr(layer, "impl")]  # experts have none
+    return [layer for layer in layers if hasattr(layer, "impl")]  # experts have no `impl`
 
 
 class TreeAttention(Wrapper):
