@@ -35,7 +35,7 @@ class AscendLateBinding(LateBinding):
 
 
 def make_drafter(vllm_config: Any, runner: Any) -> Any:
-    """Make the drafter of method ``custom_class``, and bind it to the runner if it is ours.
+    """Make the drafter of method ``custom_class``; if it is our drafter, bind it to the runner.
 
     The runner may still be under construction.
 

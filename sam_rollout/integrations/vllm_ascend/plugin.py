@@ -62,7 +62,7 @@ def wrap(module: ModuleType) -> None:
     if is_supported():
         from sam_rollout.integrations.vllm_ascend.model_drafts import share_weights
 
-        share_weights()  # needed with patches, too: they do not change drafters
+        share_weights()  # needed even with patched source: our patches do not change drafters
     if getattr(module, PATCHED_FLAG, False):
         return
     runner = module.NPUModelRunner

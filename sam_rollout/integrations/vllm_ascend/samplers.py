@@ -34,7 +34,7 @@ REFUSED = {
 
 
 def heed_logprobs_mode(model_runner: Any) -> None:
-    """Give the runner samplers that follow the engine's ``logprobs_mode``.
+    """Make the runner's samplers follow the engine's ``logprobs_mode``.
 
     vllm-ascend 0.23 to 0.26 ignore ``logprobs_mode``. This function can go when ``NPUModelRunner``
     passes the mode on to its samplers.
