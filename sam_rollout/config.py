@@ -27,7 +27,7 @@ __all__ = [
     "sources_of",
 ]
 
-# Sampler whose texts are the same with and without drafts -> how the sampler couples its draws.
+# The samplers whose texts are the same with and without drafts, and how each couples its draws.
 COUPLINGS = {"coupled": "gumbel", "coupled_inversion": "inversion"}
 SAMPLERS = ("stock", "vectorised", *COUPLINGS)
 
@@ -36,9 +36,9 @@ SAMPLERS = ("stock", "vectorised", *COUPLINGS)
 class GateConfig(Section):
     """The gate, which decides in which steps to draft, and how many tokens at most.
 
-    Each key of `schedule` is a number of running requests, as text, because JSON has no other keys.
-    Its value is the number of tokens that each request may draft while at most this number of
-    requests run.
+    Each key of `schedule` is a number n of running requests, as text, because JSON has no other
+    keys. The key's value is the number of tokens that a request may draft while n requests or fewer
+    run.
     """
 
     PATH: ClassVar[str] = "sam.gate"
@@ -113,7 +113,7 @@ else:
 
 
 def sources_of(*names: str) -> SourcesConfig:
-    """Return a configuration with these sources on, at their defaults, and all others off."""
+    """Return a configuration: these sources are on, with default settings; all others are off."""
     return SourcesConfig.from_mapping({e.name: {"enabled": e.name in names} for e in SOURCES})
 
 
@@ -157,11 +157,11 @@ class SamConfig(Section):
 
     @property
     def drafts_with_model(self) -> bool:
-        """Whether the engine also runs its own drafter, a draft model."""
+        """Whether the engine also drafts with a draft model or head."""
         return self.enabled and self.sources.model.enabled
 
 
-# The values of `sam=article`, the published setting; section 3.2 of the article has the gate.
+# The values of `sam=article`, the published setting; section 3.2 of the article describes the gate.
 ARTICLE = SamConfig(
     max_draft_tokens=3,
     draft_shape="chain",
@@ -195,7 +195,7 @@ class RolloutSamplerConfig(Section):
 
     @property
     def coupling(self) -> str:
-        """How draws at the same position are coupled, for the run's record."""
+        """How draws at the same position are coupled, or "none"; run.json records this."""
         return COUPLINGS.get(self.kind, "none")
 
 
@@ -253,7 +253,7 @@ class RolloutTelemetryConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class CompareConfig(Section):
-    """The comparison of a run with other runs while it trains; the Hydra group `compare`.
+    """The comparison of a run in progress with other runs; the Hydra group `compare`.
 
     `baseline_run` is the folder of a finished run. `group` is the wandb group of all compared runs.
     """

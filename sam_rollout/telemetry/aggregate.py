@@ -16,7 +16,7 @@ from sam_rollout.telemetry.records import ENGINE_STEPS, REQUESTS
 from sam_rollout.telemetry.schema import METRICS, named
 from sam_rollout.telemetry.tables import of_split, ratio, tail_mask
 
-# Counters of work whose time `telemetry.gain` cannot estimate, because engine steps do not show it.
+# Counters of work that engine steps do not show, so `telemetry.gain` cannot estimate its time.
 _HIDDEN_WORK = ("draft/padding_tokens", "draft/model_steps")
 
 
@@ -30,14 +30,15 @@ def aggregate(
 ) -> dict[str, float]:
     """Return the metrics of one training step, by full name; all values are finite.
 
-    If there are no engine steps, metrics are 0, except draft/acceptance_length, which is 1. Metrics
-    that need a missing counter are left out.
+    Without engine steps, the metrics computed from them are 0, except draft/acceptance_length,
+    which is 1. Metrics that need a missing counter, and estimates that cannot be made, are left
+    out.
 
     Args:
-        engine_steps, requests: One table of each replica for this training step.
+        engine_steps, requests: The tables of this training step, one table per replica.
         tail_threshold: Largest number of scheduled requests in a step of the long tail.
-        drafter_counters: For each replica, the increases of counters in this training step, by name
-            without `sam/`.
+        drafter_counters: For each replica, the names of its counters (without `sam/`) and how much
+            each counter increased in this training step.
         split: "train" or "val"; rows of the other split are ignored.
     """
     counters: dict[str, float] = {}
@@ -74,7 +75,7 @@ class Rollout:
         has_drafter: bool [steps], whether the engine has a drafter.
         gate_open: bool [steps], whether the gate was open; False without a drafter.
         slowest: bool [steps], whether the step ran on the busiest replica. If several replicas were
-            equally busy, the first of them counts.
+            equally busy, the first of them is taken.
         tail: bool [steps], whether the engine step is in the long tail.
         bulk: bool [steps], the complement of `tail`.
     """
@@ -118,7 +119,7 @@ class Rollout:
         return dict.fromkeys(NAMES, 0.0) | dict(zip(NAMES, sums, strict=False))
 
     def counted_ratio(self, above: str, below: str, factor: float = 1.0) -> float | None:
-        """Return `factor` times the quotient of two counters; None if they are missing."""
+        """Return the quotient of two counters, multiplied by `factor`; None if they are missing."""
         if above not in self.counters:
             return None
         return factor * ratio(self.counters[above], self.counters[below])
@@ -131,7 +132,7 @@ class Rollout:
 
     @cached_property
     def seconds_without_drafts(self) -> float | None:
-        """The slowest replica's estimated time without drafts (`telemetry.gain`)."""
+        """The largest busy time of a replica, estimated for a rollout without drafts."""
         if any(self.counters.get(name) for name in _HIDDEN_WORK):
             return None
         return seconds_without_drafts(self)

@@ -49,7 +49,7 @@ class RunningCurve:
 
 
 def running_curve(engine_steps: Iterable[pa.Table], *, tail_threshold: int) -> RunningCurve | None:
-    """Return the curve of a training step's engine steps, None without any such step."""
+    """Return the curve of a training step's engine steps; None if there are no engine steps."""
     table = of_split(pa.concat_tables([ENGINE_STEPS.empty_table(), *engine_steps]), "train")
     if not table.num_rows:
         return None
@@ -62,7 +62,8 @@ def running_curve(engine_steps: Iterable[pa.Table], *, tail_threshold: int) -> R
     running = np.zeros((len(replicas), cells))
     in_tail = np.zeros(cells, dtype=bool)
     for row, (first, last) in enumerate(zip(firsts, [*firsts[1:], len(started)], strict=True)):
-        # Take the first step that ends after the instant. It is under way if it began before.
+        # For each instant, take the first step that ends after it. If this step began before the
+        # instant, it is under way.
         step = first + np.searchsorted(rollout.time_s[first:last], instants)
         under_way = step < last
         step = np.minimum(step, last - 1)
@@ -76,7 +77,10 @@ def running_curve(engine_steps: Iterable[pa.Table], *, tail_threshold: int) -> R
 
 
 def plot(curve: RunningCurve, axis: "Axes", *, name: str = "", colour: str = _MEAN) -> None:
-    """Draw the curve, the tail threshold and the long tail. With `name`, label only the curve."""
+    """Draw the curve, the tail threshold and the long tail.
+
+    If `name` is given, only the curve has a label.
+    """
     tail = f"long tail, {curve.tail.mean():.0%} of the time"
     axis.fill_between(
         curve.time_s, 0, 1, where=curve.tail, step="mid", linewidth=0, label="" if name else tail,

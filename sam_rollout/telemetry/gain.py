@@ -6,8 +6,8 @@ time is the mean time of observed steps that computed n tokens, minus the drafte
 
 There is no estimate in these cases:
 
-* A step without drafts would have more requests than the largest observed step has tokens, or fewer
-  than the smallest observed step has.
+* Without drafts, a step would have more requests than any observed step has tokens, or fewer
+  requests than every observed step has tokens.
 * Fewer than `_SAMPLE` steps without prompt tokens were observed.
 * Requests waited in the queue, or arrived after other requests had ended.
 * Steps were padded, or a model drafted.
@@ -25,7 +25,7 @@ _SAMPLE = 8  # A mean time is computed from at least this many engine steps.
 
 
 def seconds_without_drafts(rollout: Any) -> float | None:
-    """Estimate the slowest replica's busy time (s) without drafts; None if it is unknown."""
+    """Estimate the largest busy time (s) of a replica without drafts; None if it is unknown."""
     if not rollout.draft_tokens.any():
         return None
     found = [_of_replica(rollout, replica) for replica in np.unique(rollout.replica)]

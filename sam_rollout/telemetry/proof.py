@@ -12,7 +12,7 @@ class Compared:
 
     Attributes:
         tokens: Length of the response.
-        first_difference: First position, from 0, where the two responses differ; None if equal.
+        first_difference: First position (counted from 0) where the responses differ; None if equal.
         distance: How far the two tokens at `first_difference` are from a tie (`verification.ties`);
             infinite if no tie can explain the difference, None if the distance was not computed.
         tie: Whether rounding explains the difference; None if `distance` is None.

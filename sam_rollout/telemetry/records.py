@@ -63,7 +63,10 @@ _END = (_FLOAT, "unix time of the last token, s")
 
 @dataclass(slots=True, kw_only=True)
 class DraftNote:
-    """The part of a `StepRecord` that a draft session writes; without a session, defaults apply."""
+    """The part of a `StepRecord` that a draft session writes.
+
+    Without a session, the fields keep their defaults.
+    """
 
     draft_requests: int = column(_INT, "requests whose drafts were verified in this step", 0)
     draft_tokens: int = column(_INT, "draft tokens verified", 0)
@@ -194,7 +197,8 @@ def _schema(record: type) -> pa.Schema:
 
 NOTE_COLUMNS = tuple(one.name for one in fields(DraftNote))
 ENGINE_STEPS, REQUESTS, TRACES = map(_schema, (StepRecord, RequestRecord, TraceRecord))
-# For each table (in a folder of the same name), its schema, and the column with the time of a row.
+# Each table's schema, and the name of its column with a row's time. Each table has a folder of the
+# same name.
 TABLES: dict[str, tuple[pa.Schema, str]] = {
     "engine_steps": (ENGINE_STEPS, "time_s"),
     "requests": (REQUESTS, "end_s"),
@@ -244,7 +248,8 @@ class RunInfo:
     seeds: Mapping[str, int]  # Seeds by name.
     host: Mapping[str, Any]  # Description of the machine and cluster.
     started_at: str  # ISO 8601 time with a UTC offset.
-    # The keys are `commit`, the checkout's commit, and `dirty`: whether tracked files were changed.
+    # The item `commit` is the checkout's commit. The item `dirty` says whether tracked files were
+    # changed.
     git: Mapping[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION  # version of the run folder
 
@@ -349,7 +354,7 @@ class RunFolder:
     def read_train_steps(self, problems: list[str] | None = None) -> dict[int, dict[str, float]]:
         """Return metrics by training step, in the order of steps; null becomes NaN.
 
-        If a step has several values of a metric, the last value counts. A last line that a crash
+        If a step has several values of a metric, the last value is taken. A last line that a crash
         has cut off is ignored.
 
         Args:
@@ -384,9 +389,9 @@ class RunFolder:
 
 
 def _in_registry_order(table: pa.Table) -> pa.Table:
-    """Bring lists with one number per source into the present order of sources.
+    """Reorder lists that hold one number per source, to match the present order of sources.
 
-    The run may have had another order.
+    The sources may have had another order when the run was recorded.
     """
     for name in ("drafted_per_source", "accepted_per_source"):
         place = table.schema.get_field_index(name)

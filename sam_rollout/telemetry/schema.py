@@ -56,7 +56,7 @@ GROUPS = {
 
 # Placeholders for a position in a draft (1, 2, ...), the lower edge of a bin, and a draft source.
 POSITION, CONTEXT, SOURCE = "<k>", "<lo>", "<source>"
-# Drafts are counted by the length of the text for which they were made, in bins with these edges.
+# Drafts are counted in bins with these edges, by the length of the text that a draft continues.
 CONTEXT_EDGES = (0, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 CONTEXT_KINDS = ("verify", "drafted", "accepted")
 CONTEXT_COUNTERS = tuple(
@@ -339,7 +339,10 @@ def declared(name: str) -> Metric:
 
 
 def metric_name(split: str, name: str) -> str:
-    """Return the full name of a metric (such as "tail/time_s") in a split ("train" or "val")."""
+    """Return a metric's full name in a split, "train" or "val".
+
+    `name` is the name without the prefix, such as "tail/time_s".
+    """
     full = f"{PREFIXES[split]}/{name}"
     declared(full)
     return full

@@ -63,7 +63,8 @@ _ADVICE = {
     "that step says how far from a tie the texts differ, 'sam-rollout check-operators' shows "
     "whether logits depend on the number of tokens scored",
 }
-# A failure in one of these counters switches a part of the engine off. Other failures do not.
+# If one of these counters increases, a failure has switched off a part of the engine. After a
+# failure that another counter counts, all parts stay on.
 _SWITCHED_OFF = ("draft/failures", "draft/record_failures", "draft/texts_failures")
 # The mean absolute difference between a token's probability in the rollout and in the trainer, for
 # this run and for the baseline. With bf16, the difference is about 0.003 to 0.01.
@@ -176,7 +177,8 @@ class Sentinel:
             "engine steps": [
                 one.replica
                 for one in step.engines
-                # A weight update may have interrupted earlier requests before their first step.
+                # Requests that began earlier are left out, because a weight update may have
+                # interrupted them before their first engine step.
                 if not one.engine_steps.num_rows
                 and pc.any(pc.greater_equal(one.requests["start_s"], step.since_s)).as_py()
             ],

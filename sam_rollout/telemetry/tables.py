@@ -6,7 +6,7 @@ import pyarrow.compute as pc
 
 
 def of_split(table: pa.Table, split: str) -> pa.Table:
-    """Return the rows of ``split``."""
+    """Return the table's rows of one split, "train" or "val"."""
     return table.filter(pc.equal(table["split"], split))
 
 
