@@ -23,7 +23,8 @@ from sam_rollout.telemetry.records import RunFolder
 
 LOG_LINES = 80
 SECRET, ADDRESS, USER, HOST = "<secret>", "<address>", "<user>", "<host>"
-# The value of a key is a secret if the key ends in one of these words; max_draft_tokens does not.
+# The value of a key is a secret if the key ends in one of these words. The key max_draft_tokens
+# ends in "tokens", which is none of them.
 _SECRET_WORD = (
     r"(?:(?<!per_)token|secret|passw(?:or)?d|passphrase|credentials?|authorization|auth"
     r"|(?:api|access|secret|private|license)[_-]?key)"
@@ -99,7 +100,7 @@ def redact(text: str, hosts: Iterable[str] = ()) -> str:
     names = {socket.gethostname(), *hosts, *(os.environ.get(name, "") for name in _ADDRESSES)}
     names |= {name.partition(":")[0] for name in names} | {name.split(".")[0] for name in names}
     text = _without(text, names - {"localhost", "auto"}, HOST)
-    with suppress(OSError, KeyError):  # raised if the process belongs to no known user
+    with suppress(OSError, KeyError):  # raised if the process's user has no name
         text = _without(text, {getpass.getuser()} - {"root"}, USER)
     return text
 

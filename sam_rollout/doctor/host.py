@@ -86,7 +86,10 @@ def check_cpu(_question: Question) -> Iterator[Line]:
 
 
 def check_accelerators(question: Question) -> Iterator[Line]:
-    """Let torch count devices and their memory, in a process of its own because torch may crash."""
+    """Check that torch sees enough devices, and enough free memory on each.
+
+    Torch runs in a separate process, because it may crash.
+    """
     fix = f"install the driver, then sam-rollout install {question.profile}; a container needs "
     fix += "the device files, and an NPU also needs CANN's set_env.sh"
     try:

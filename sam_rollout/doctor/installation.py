@@ -80,7 +80,7 @@ def supported(profile: str) -> dict[str, str]:
 
 
 def all_versions(question: Question) -> dict[str, str]:
-    """Return by package the versions that have to be the same on all nodes of a cluster."""
+    """Return the versions that have to be the same on all nodes of a cluster, by package."""
     found = {name: installed(name) or "missing" for name in PINNED[question.profile]}
     return {"sam_rollout": __version__, "python": platform.python_version(), **found}
 

@@ -35,8 +35,8 @@ Facts = Mapping[str, str]  # values by name; they should be equal on all nodes
 def facts(question: Question, marker: str = "") -> Facts:
     """Return the facts about this machine that should be equal on all nodes of a run.
 
-    `marker` is a file in the folder of checkpoints, with which the doctor checks that all nodes
-    share this folder. If `marker` is empty, the folder is not checked.
+    `marker` is the path of a file in the folder of checkpoints. A node on which this file exists
+    shares the folder. If `marker` is empty, the folder is not checked.
     """
     digest = hashlib.sha256()
     package = Path(sam_rollout.__file__).resolve().parent
@@ -148,7 +148,7 @@ def _cause(error: Exception) -> str:
 
 
 def compare(known: Mapping[str, Facts]) -> Iterator[Line]:
-    """Yield a failing line for each fact that differs between nodes."""
+    """Yield a failing line for each fact that differs between nodes; else a line `ok`."""
     differ = False
     for what in dict.fromkeys(what for node in known.values() for what in node):
         nodes_of: dict[str, list[str]] = {}

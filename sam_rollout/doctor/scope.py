@@ -27,7 +27,7 @@ class Question:
 
     @property
     def profile(self) -> str:
-        """The device's extra of pyproject.toml, and the argument of `sam-rollout install`."""
+        """The device's extra in pyproject.toml; `sam-rollout install` takes the same name."""
         return DEVICES[self.device]
 
     @property

@@ -18,7 +18,7 @@ from sam_rollout.telemetry.records import value_at
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 INK, MUTED, RULE = "#1A1F26", "#5B6570", "#E2E5E9"
 LINES = ("-", "--", ":", "-.")
-WIDTHS = (3.5, 1.3)  # The first side's line is wider, so an equal line cannot hide it.
+WIDTHS = (3.5, 1.3)  # The first side's line is wider, so that a line on top cannot hide it.
 _MARKED = 60  # Lines with more points than this have no markers.
 STYLE = {
     "font.size": 8, "axes.titlesize": 9, "axes.titleweight": "bold", "axes.titlelocation": "left",
@@ -48,7 +48,7 @@ class Side:
         return [name for name in panel.metrics if name in known]
 
     def labels(self, panel: Panel) -> list[tuple[str, str]]:
-        """Return the legend's label and the name of each metric that `shown` returns."""
+        """Return, for each metric that `shown` returns, its label in the legend and its name."""
         names = self.shown(panel)
         if len(names) == 1:
             return [(self.name, names[0])]

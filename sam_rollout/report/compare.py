@@ -80,7 +80,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """One metric on both sides; `steps` is the number of steps for which all runs have it."""
+    """One metric on both sides; `steps` is the number of steps in which all runs recorded it."""
 
     key: str
     title: str
@@ -127,7 +127,7 @@ class Comparison(Both):
 
     @property
     def caveat(self) -> str | None:
-        """A phrase if runs ended early or have unequal numbers of steps; otherwise None."""
+        """A remark if runs ended early or have unequal numbers of steps; otherwise None."""
         ended = [found.text for found in self.findings if found.name == "unfinished"]
         if ended:
             several = f"{len(ended)} runs ended before their last step"
@@ -152,11 +152,11 @@ class Comparison(Both):
         return "between and within runs" if several else "within runs"
 
     def time(self, key: str) -> TimeRow | None:
-        """Return the row of `TIMES` with this key; None if a run lacks the metric."""
+        """Return the row of the time with this key; None if a run lacks the metric."""
         return next((row for row in self.times if row.key == key), None)
 
     def quantity(self, key: str) -> QuantityRow | None:
-        """Return the row of `QUANTITIES` with this key; None if a run lacks the metric."""
+        """Return the row of the quantity with this key; None if a run lacks the metric."""
         return next((row for row in self.quantities if row.key == key), None)
 
     def to_dict(self) -> dict[str, Any]:

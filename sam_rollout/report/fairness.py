@@ -28,7 +28,8 @@ TOKENS_WARNING, TOKENS_UNFAIR = 0.01, 0.05  # Relative difference of mean respon
 # the p-value of the Kolmogorov-Smirnov test is below KS_P.
 KS_UNFAIR, KS_P = 0.1, 0.01
 LOAD_WARNING, LOAD_UNFAIR = 0.05, 0.15  # Relative difference of a time that drafts do not affect.
-WARM_UP = 1.5  # A first step longer than this factor times the others' median is a warm-up.
+# The first step is a warm-up if it takes longer than this factor times the median of the others.
+WARM_UP = 1.5
 FEW_STEPS = 3
 _MAY_DIFFER_IN_RESUME = {  # settings that decide which steps each start of a run covers
     "trainer.resume_mode", "trainer.resume_from_path", "trainer.total_training_steps",
@@ -60,7 +61,7 @@ class Case(Both):
 
     @cached_property
     def lengths(self) -> list[np.ndarray]:
-        """Arrays of response lengths in tokens, of BASE and of SAM, over the steps in `whole`."""
+        """Two arrays: response lengths in tokens of BASE and of SAM, in the steps of `whole`."""
         sides = (pd.concat([run.requests for run in runs]) for runs in (self.base, self.sam))
         return [rows["response_tokens"][rows["step"].isin(self.whole)].to_numpy() for rows in sides]
 
@@ -105,7 +106,7 @@ def drafts(case: Case) -> _Found:
     if base > 0:
         yield UNFAIR, f"BASE verified {base:.0f} draft tokens"
     if sam == 0:
-        # With sam=matched, a run without drafts measures the cost of our code.
+        # With sam=matched, the gate never opens, because such a run measures the cost of our code.
         meant = all(run.label == "sam=matched" for run in case.sam)
         yield NOTE if meant else UNFAIR, "SAM verified no draft token"
     if np.isnan([base, sam]).any():
@@ -113,7 +114,7 @@ def drafts(case: Case) -> _Found:
 
 
 def repeats(case: Case) -> _Found:
-    """Compares the settings, versions and machines of the runs of one side."""
+    """Compares, within each side, the settings, versions and machines of the runs."""
     for side, runs in (("BASE", case.base), ("SAM", case.sam)):
         for one, other in pairwise(runs):
             for found in _differing(one, other, (one.name, other.name), repeats=True):

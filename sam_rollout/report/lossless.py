@@ -18,7 +18,7 @@ _COLUMNS = {("traces", "response_ids"): TOKEN_IDS, ("requests", "response_tokens
 
 @dataclass(frozen=True)
 class Pair:
-    """Compares the responses of two runs, which are matched by step, prompt and sibling number."""
+    """Compares two runs' responses, after matching them by step, prompt and sibling number."""
 
     runs: tuple[str, str]
     by: str  # TOKEN_IDS or LENGTHS
@@ -27,8 +27,8 @@ class Pair:
     unmatched: int
     tokens: int  # Number of tokens in identical responses.
     first_step: int | None  # First training step with a response that differs or has no partner.
-    # The smallest number of equal tokens before the first difference, over all responses that
-    # differ. None if no responses differ, or only lengths were compared.
+    # Each response that differs has a number of equal tokens before its first difference; this is
+    # the smallest of these numbers. None if no response differs, or only lengths were compared.
     first_difference: int | None
 
 
@@ -43,7 +43,10 @@ class Losslessness:
     controls: list[Pair]  # Each pair has two runs of the same side.
 
     def counts(self) -> dict[str, tuple[int, int]]:
-        """Return, for token ids and lengths, the numbers of identical and of all responses."""
+        """Return, for each way to compare, how many responses are identical and how many there are.
+
+        The two ways are `TOKEN_IDS` and `LENGTHS`.
+        """
         table: dict[str, tuple[int, int]] = {}
         for pair in self.pairs:
             same, total = table.get(pair.by, (0, 0))

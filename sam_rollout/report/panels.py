@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 from sam_rollout.sources import NAMES
 from sam_rollout.telemetry.curve import CURVE_NAME
 
-# A pattern is needed, because these names contain the data set and the number of samples.
+# These metrics are found by a pattern, because their names contain the data set and the number of
+# samples.
 HELD_OUT = r"val-core/.+/acc/mean@\d+"
 POSITIONS = r"sam/draft/accepted_position_\d+"
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart that shows `metrics`, or all metrics that match `pattern`, or a `picture`."""
+    """A chart of some metrics, of all metrics whose names match a pattern, or of a picture."""
 
     title: str
     metrics: tuple[str, ...] = ()
@@ -27,7 +28,7 @@ class Panel:
     row: str = ""  # Key of a comparison's row; the row's result becomes the heading.
 
     def of_both_sides(self) -> "Panel":
-        """Return the panel without `compare/*`, for charts with a line for the baseline itself."""
+        """Return the panel without the metrics `compare/*`, for charts of both sides' runs."""
         own = (name for name in self.metrics if not name.startswith("compare/"))
         return replace(self, metrics=tuple(own))
 

@@ -15,12 +15,13 @@ PLACES = {
 }  # fmt: skip
 REPEATS_PARTS = {"sam_rollout", "compare", "max_logprobs"}
 SAM_PARTS = REPEATS_PARTS | {"sam", "draft_model_path"}
-SPECULATION = "speculative_config"  # with `sam.enabled`, its value follows from the group `sam`
+SPECULATION = "speculative_config"  # with `sam.enabled`, the group `sam` decides its value
 _ASKED = f"{ASKED}."
 _COMMIT_DIGITS = 12
 SEEDS = ("actor_rollout_ref.rollout.seed", "data.seed")  # not compared by `run_differences`
 
-# Kinds of differences, and how the names of their settings end. Other names are of kind "config".
+# For each kind of difference, how the names of its settings end. Settings with other names are of
+# the kind "config".
 KINDS = {
     "validation": ("trainer.test_freq", "trainer.val_before_train", "data.val_batch_size"),
     "saving": (

@@ -29,8 +29,8 @@ class Run:
 
     @property
     def training_steps(self) -> list[int]:
-        """The training steps that have other metrics than those of validation."""
-        # Names are converted to texts, because without metrics the columns have numbers as names.
+        """The training steps for which more than the metrics of validation is recorded."""
+        # Column names become texts first, because pandas gives an empty table numeric ones.
         # Our wandb logger adds training/global_step to the metrics of validation.
         idle = self.steps.columns.astype(str).str.match("val-|sam_val/|training/global_step$")
         return list(self.steps.index[self.steps.loc[:, ~idle].notna().any(axis=1)])
@@ -69,7 +69,7 @@ class Run:
 
 
 def load_run(path: str | Path) -> Run:
-    """Read the run folder at `path`; damaged parts are left out and named in `problems`.
+    """Read the run folder at `path`; damaged parts are left out and named in the run's `problems`.
 
     Raises:
         RunFolderError: `path` is no run folder, or has no training step.
@@ -90,7 +90,10 @@ def load_side(side: str, paths: Iterable[str | Path]) -> list[Run]:
 
 
 def seeds_in_pairs(base: list[Run], sam: list[Run]) -> bool:
-    """Return whether, for every n, both sides' n-th runs share seeds that no other run has."""
+    """Return whether both sides have the same seeds in the same order.
+
+    A side must have several runs, whose seeds all differ.
+    """
     seeds = [run.start.seeds for run in base]
     known = len(base) > 1 and all(seeds)
     alone = all(seeds.count(own) == 1 for own in seeds)

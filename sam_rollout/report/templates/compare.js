@@ -1,4 +1,4 @@
-// Shows the text of what is pointed at, or touched, next to the pointer.
+// Shows, next to the pointer, the text of the element that is pointed at or touched.
 const tip = document.getElementById("tip");
 function show(event) {
   const told = event.target.closest && event.target.closest("[data-tip]");
