@@ -1,4 +1,4 @@
-"""Reads the folder of an EAGLE-3 head, and checks that the head fits its policy. Needs no torch.
+"""Reads the folder of an EAGLE-3 head, and checks that the head fits its policy, all without torch.
 
 A head may have the format of the speculators library, in which this package writes heads, or the
 format of Hugging Face llamas (`LlamaForCausalLMEagle3`).
@@ -150,7 +150,7 @@ def is_fresh(folder: Path) -> bool:
 
 
 def check_belongs(head: Head, model_config: Mapping[str, Any], field: str = "head") -> None:
-    """Refuse a head that was trained for another policy than `model_config` describes.
+    """Refuse a head that does not fit the policy that `model_config` describes.
 
     Raises:
         ConfigError: Sizes differ, or the head reads hidden states of layers that do not exist.

@@ -135,9 +135,10 @@ class Eagle3Head(nn.Module):
     def unroll(self, embedded: Tensor, states: Tensor, steps: int) -> list[Tensor]:
         """Draft several tokens at every position at once (EAGLE-3's training-time test).
 
-        `steps` is the number of tokens. Steps and rows are counted from 0. Row t of step j is the
-        head's output for its next draft token if the text ends with token t + 1 and the head has
-        drafted the text's next j tokens.
+        `steps` is the number of tokens. Steps and rows are counted from 0. In row t of step j, the
+        head continues the part of the text that ends with token t + 1. The draft for this part
+        already has j tokens, which are the text's next j tokens. The row is the head's output for
+        the draft's next token.
 
         Args:
             embedded: Embeddings of the text's tokens, [batch, length, hidden].
@@ -158,8 +159,8 @@ class Eagle3Head(nn.Module):
 
 
 def shifted(x: Tensor, by: int) -> Tensor:
-    """Drop rows at the start of x, [batch, length, ...], and append as many rows of zeros.
+    """Drop rows at the start of x, [batch, length, ...], and append zeros in their place.
 
-    `by` is the number of these rows.
+    `by` is the number of rows that are dropped.
     """
     return torch.cat([x[:, by:], torch.zeros_like(x[:, :by])], 1)

@@ -62,9 +62,9 @@ def acceptance(learner: Learner, samples: Sequence[Sample], peers: Peers = ALONE
 def count_accepted(learner: Learner, samples: Sequence[Sample]) -> Tensor:
     """Draft at every position of every text; return counts, to be summed over processes.
 
-    The result has 2 * steps + 2 numbers: for each position in a draft the sum of the draft tokens'
-    probabilities, for each position the number of draft tokens, then the tokens and the verify
-    steps of a replay (`tokens_per_step`).
+    The result has 2 * steps + 2 numbers. First comes, for each position in a draft, the sum of the
+    draft tokens' probabilities. Then comes, for each position, the number of draft tokens. The last
+    two are a replay's numbers of tokens and of verify steps (`tokens_per_step`).
     """
     probability = np.zeros(learner.steps)
     counted = np.zeros(learner.steps, np.int64)
@@ -77,7 +77,8 @@ def count_accepted(learner: Learner, samples: Sequence[Sample]) -> Tensor:
             probability[step.number] += float(right.sum())
             counted[step.number] += len(drafts)
             matches.append((drafts == step.tokens).long())
-        # Later draft steps lack the text's last positions. Their padding counts as not accepted.
+        # Later draft steps lack rows for the text's last positions. The padding that replaces these
+        # rows counts as not accepted.
         accepted = pad_sequence(matches).cumprod(1).sum(1)
         found = tokens_per_step(accepted.tolist())
         tokens, verify_steps = tokens + found[0], verify_steps + found[1]

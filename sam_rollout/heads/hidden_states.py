@@ -49,7 +49,7 @@ def draw_start(rng: random.Random, tokens: int, prompt: int, length: int) -> int
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """A causal language model of transformers, and the two matrices that it shares with its head.
+    """A causal language model (library transformers), and two matrices that its head uses, too.
 
     Both matrices are on the same device. The model's layers may be on several devices.
     """

@@ -111,7 +111,7 @@ def _begin(request: HeadRequest, model_config: dict[str, Any]) -> TrainableHead:
 def split(traces: Sequence[Trace]) -> tuple[list[Trace], list[Trace]]:
     """Split traces by prompt into traces to learn from and held-out traces.
 
-    Equal traces are always split alike.
+    The same list of traces is always split in the same way.
     """
     groups = groups_of(traces)
     count = max(LEAST_HELD_OUT, round(HELD_OUT * len(groups)))
@@ -125,7 +125,7 @@ def split(traces: Sequence[Trace]) -> tuple[list[Trace], list[Trace]]:
 
 
 def frequent_tokens(traces: Sequence[Trace], count: int, vocabulary: int) -> torch.Tensor:
-    """Return the most frequent tokens of responses, in ascending order; `count` is their number."""
+    """Return the ids of responses' most frequent tokens, ascending; `count` is their number."""
     seen = np.bincount(np.concatenate([t.response for t in traces]), minlength=vocabulary)
     return torch.as_tensor(np.sort(np.argsort(-seen, kind="stable")[:count]))
 

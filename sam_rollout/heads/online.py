@@ -31,7 +31,8 @@ SHARE_OF_BUFFER = 0.25
 _WARM_UP = 20  # The learning rate rises during this number of updates at the start.
 # A new head's learning rate falls from 10 times the usual rate to the usual rate in 1000 updates.
 _EAGER, _EAGER_UPDATES = 10.0, 1000
-_TESTED = 2  # Batches of new windows on which a head is tested before it learns from them.
+# Number of batches of new windows on which a head is tested before it learns from them.
+_TESTED = 2
 
 
 class SampleBuffer:
@@ -73,7 +74,8 @@ class OnlineHead:
         peers: Peers = ALONE, known: bool = True,
     ) -> None:  # fmt: skip
         self.trainable, self.settings = trainable, settings
-        self.failed = False  # True: the training has ended; the head has its last good weights.
+        # True: an error has ended the training, and the head has its last good weights.
+        self.failed = False
         self.updates = 0  # Number of weight updates, including those before a resume.
         # An error outside of `learn`, which makes the next `learn` fail in all processes.
         self.problem: Exception | None = None
@@ -87,7 +89,7 @@ class OnlineHead:
         self._least_s = 0.0  # Time that one test and one update need.
 
     def charge(self, seconds: float) -> None:
-        """Count seconds that the training took outside of `learn`."""
+        """Add seconds that the head's training took; `learn` adds its own time itself."""
         self._spent_s += seconds
 
     def learn(

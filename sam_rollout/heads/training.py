@@ -84,7 +84,7 @@ class Learner:
     def loss(self, samples: Sequence[Sample]) -> Tensor:
         """Return the mean cross entropy per draft token, in nats, over positions and draft steps.
 
-        If the head can draft only some tokens, the policy's probability of other tokens is ignored.
+        If the head can draft only some tokens, the policy's probabilities of others are ignored.
         """
         losses = []
         # To save memory, large distributions are computed in parts, and once more for the gradient.
@@ -130,7 +130,10 @@ class Learner:
 def train(
     learner: Learner, samples: Sequence[Sample], settings: TrainingSettings, peers: Peers = ALONE
 ) -> Iterator[float]:
-    """Train the learner's head in place, repeatably with a seed; yield the loss of every update."""
+    """Train the learner's head in place; yield every update's loss.
+
+    With the same seed, the training can be repeated.
+    """
     rng = random.Random(settings.seed + peers.rank)
     head = learner.head.train()
     optimizer = HeadOptimizer(head, settings.learning_rate, peers)
@@ -212,7 +215,7 @@ class HeadOptimizer:
             optimizer.zero_grad()
 
     def to(self, device: torch.device) -> None:
-        """Move the optimizers' moments to `device`; the caller moves the head there, too."""
+        """Move the optimizers' moments to `device`; the caller moves the head."""
         for optimizer, _ in self._parts:
             for moments in optimizer.state.values():
                 for name, value in moments.items():

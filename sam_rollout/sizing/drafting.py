@@ -1,4 +1,7 @@
-"""Estimates an engine's responses in a generation round, and the host memory for its drafts."""
+"""Estimates how many responses an engine gets in a generation round.
+
+The module also estimates how much host memory the engine's draft sources take.
+"""
 
 import dataclasses
 import math
@@ -11,7 +14,7 @@ from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN
 class RolloutRound:
     """A round of DAPO's dynamic sampling on all engines, with all texts at their largest length."""
 
-    prompts: int  # `gen_batch_size`.
+    prompts: int  # Number of prompts, `gen_batch_size`.
     siblings: int  # Number of responses per prompt, `n`.
     engines: int  # Number of engines that share the responses.
     max_num_seqs: int  # Maximum number of requests that run at once in an engine.

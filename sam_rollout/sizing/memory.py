@@ -1,8 +1,9 @@
 """Estimates the memory of one device in both phases of a step, rollout and training.
 
-One source is cann-recipes-train's document on Qwen3-235B, whose numbers the tests check
-(docs/llm_rl/qwen3_235B_32k_longseq_rl_train_optimization.md, sections 2.1 and 3.1). The other is
-ZeRO (arXiv 1910.02054, section 3.1). Activations, graphs and fragmentation are not counted.
+One source is cann-recipes-train's document on Qwen3-235B
+(docs/llm_rl/qwen3_235B_32k_longseq_rl_train_optimization.md, sections 2.1 and 3.1). Tests compare
+the estimates with the document's numbers. The other source is ZeRO (arXiv 1910.02054, section 3.1).
+Activations, graphs and fragmentation are not counted.
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ class MemoryPlan:
     resident: float  # Training states that stay on the device during the rollout.
     offloaded: float  # Training states of this device that are kept in host memory.
     verification: float  # Additional memory of verification, compared with plain sampling.
-    outside_share: float  # The device's memory without the engine's share and `resident`.
+    outside_share: float  # The device's memory that neither the engine nor `resident` takes.
     kv_tokens: int  # Number of tokens in the KV cache.
 
     def errors(self, memory_gib: int, max_model_len: int) -> list[str]:
@@ -64,9 +65,9 @@ class MemoryPlan:
 
 
 def training_states(shape: ModelShape, layout: TrainingLayout) -> dict[str, float]:
-    """Return the bytes of training states, on device and host together, of the fullest rank."""
+    """Return the fullest rank's bytes of training states, on device and host together."""
     if layout.engine == "fsdp":
-        # verl keeps FSDP's shards in float32, so the optimizer needs no master copy of its own.
+        # verl keeps FSDP's shards in float32, so the optimizer needs no additional float32 copy.
         shard = FP32 * shape.parameters / layout.shards
         return {PARAMETERS: shard, GRADIENTS: shard, OPTIMIZER: 2 * shard}
     layers = max(layout.stage_layers)
@@ -96,7 +97,7 @@ def rollout_weights(shape: ModelShape, layout: RolloutLayout) -> float:
 
 
 def sampling_bytes(shape: ModelShape, rows: int) -> float:
-    """Return the bytes that every rank needs for sampling; `rows` is the number of positions."""
+    """Return the bytes that each rank needs for sampling; `rows` is the number of logits rows."""
     return rows * shape.vocab * (BF16 + FLOAT_COPIES * FP32)
 
 

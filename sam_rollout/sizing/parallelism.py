@@ -1,4 +1,4 @@
-"""Describes how training and rollout divide a model among devices, and an engine's limits."""
+"""Describes an engine's limits, and how training and rollout divide a model among devices."""
 
 import dataclasses
 

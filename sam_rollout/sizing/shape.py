@@ -58,7 +58,7 @@ class ModelShape(Section):
 
     @classmethod
     def of_model(cls, config: Mapping[str, Any]) -> Self | None:
-        """Read a model's sizes from its ``config.json``; return None if its kind is not covered."""
+        """Read sizes from a model's ``config.json``; None if this kind of model is not covered."""
         text = {**config, **(config.get("text_config") or {})}
         if any(text.get(name) for name in _NOT_COVERED):
             return None
@@ -105,7 +105,7 @@ class ModelShape(Section):
     def mlp_parameters(self) -> int:
         """Parameters of one dense layer's gate, up and down projections.
 
-        In a model with experts, this is the size of the expert that all tokens share.
+        In a model with experts, these are the projections of the expert that all tokens share.
         """
         return 3 * self.hidden * (self.shared_intermediate if self.experts else self.intermediate)
 
@@ -160,7 +160,7 @@ def _linear_layers(text: Mapping[str, Any]) -> int:
     if kinds is None:
         if not text.get("linear_num_value_heads"):
             return 0
-        # Without a list of types, every n-th layer has attention (Qwen3-Next).
+        # Without a list of types, only every n-th layer has full attention (Qwen3-Next).
         layers, every = text["num_hidden_layers"], text["full_attention_interval"]
         return layers - layers // every
     return kinds.count("linear_attention")
@@ -168,7 +168,7 @@ def _linear_layers(text: Mapping[str, Any]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class HardwareConfig(Section):
-    """One device as verl counts them (a die or a GPU); the group `hardware` of configs/device."""
+    """A device as verl counts devices (a die or a GPU); the group `hardware` of configs/device."""
 
     PATH: ClassVar[str] = "hardware"
 
