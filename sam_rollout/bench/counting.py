@@ -58,7 +58,10 @@ class _Counter(TorchDispatchMode):
 
 
 def count(call: Callable[[], Any]) -> Counts:
-    """Return the counts of one call; run it once before, so that no initialisation is counted."""
+    """Return the counts of one call.
+
+    The function should have been called once before, so that no initialisation is counted.
+    """
     with _Counter() as counter:
         call()
     return counter.counts

@@ -56,8 +56,8 @@ def joined(known: list[Trace], tokens: int, first: int = 0) -> Trace:
     """Join responses into one text; `tokens` is its length.
 
     If the responses are too short, they are repeated with shifted token ids. `first` is the index
-    of the response with which the text begins. Texts that begin with different responses share most
-    tokens.
+    of the response with which the text begins. Two texts with different beginnings still have most
+    tokens in common.
     """
     lap = np.concatenate([trace.response for trace in [*known[first:], *known[:first]]])
     laps = -(-tokens // len(lap))

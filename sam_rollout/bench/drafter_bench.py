@@ -69,7 +69,7 @@ def measure(
 
 
 def size_of(episodes: list[Episode]) -> dict[str, int]:
-    """Return the numbers of groups, responses and tokens of a set."""
+    """Return how many groups, responses and tokens a set of texts has."""
     drafted = [trace for one in episodes if one.measured for trace in one.traces]
     return {
         "groups": len({trace.group for trace in drafted}),

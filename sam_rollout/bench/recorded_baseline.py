@@ -13,7 +13,8 @@ from sam_rollout.telemetry.records import RunFolder, value_at
 
 SAME = 1.25  # steps are similar if their numbers of requests differ by less than this factor
 MIN_STEPS = 3  # minimum number of similar steps for an estimate
-MANY_TOKENS = 64  # steps with this number of prompt tokens or more give the time per prompt token
+# Steps with at least this number of prompt tokens give the time per prompt token.
+MANY_TOKENS = 64
 DEFAULT_LIMIT = 256  # maximum number of requests per engine if the configuration sets none
 
 
@@ -52,7 +53,7 @@ class StepTimes:
         self._prompt_s = 0.0 if rates.empty else float(rates.median())
 
     def __call__(self, requests: int, drafts: int = 0, prompts: int = 0) -> float:
-        """Return the seconds of a step; `drafts` and `prompts` are its draft and prompt tokens."""
+        """Return a step's seconds from its numbers of requests, draft tokens and prompt tokens."""
         wider, longer = self._decode(requests + drafts), self._decode(requests)
         return max(wider, longer + self._prompt_s * drafts) + self._prompt_s * prompts
 

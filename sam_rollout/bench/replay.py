@@ -13,7 +13,8 @@ import numpy as np
 from sam_rollout.bench.sessions import Session
 from sam_rollout.core.traces import Int32Array, Trace
 
-# Request ids, token ids, known tokens and sampled tokens: the arguments of `Session.propose`.
+# The arguments of `Session.propose`: request ids, token ids, numbers of known tokens, and newly
+# sampled tokens.
 Call = tuple[list[str], Int32Array, Int32Array, list[list[int]]]
 
 
@@ -50,7 +51,8 @@ class Rows:
         self.waiting: deque[Trace] = deque()
         self.ids: list[str] = []  # the requests' ids by row
         self.tokens = np.zeros((max_rows, length), np.int32)  # row i has the text of request i
-        # By row, int32 [max_rows]: known tokens, tokens gained in the last step, text's length.
+        # For each row, int32 [max_rows]: its number of known tokens, the number of tokens gained in
+        # the last step, and the length of its text.
         self.known, self.gained, self._lengths = np.zeros((3, max_rows), np.int32)
         self._name, self._joined = name, 0
 

@@ -49,7 +49,7 @@ class Setting:
 
 
 class Case:
-    """The random input for a batch size and k; the chance of draft tokens is about `ACCEPTANCE`."""
+    """Random input for a batch size and k; a draft token's probability is about `ACCEPTANCE`."""
 
     def __init__(self, batch: int, k: int, setting: Setting) -> None:
         self.batch, self.k = batch, k

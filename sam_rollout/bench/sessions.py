@@ -38,7 +38,7 @@ class Session:
         Args:
             request_ids: The B requests in order of rows.
             token_ids: int32 [R >= B, L]; row i begins with the text of request i.
-            lengths: int32 [B], known tokens of each row.
+            lengths: int32 [B], number of known tokens of each row.
             sampled: Each row's tokens since the last call, at least one.
 
         Returns:

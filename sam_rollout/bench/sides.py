@@ -78,8 +78,8 @@ class _Arctic(Session):
 
     An installed Arctic Inference changes vLLM, so keep it outside the environment and run with
     `PYTHONPATH=DIR`. A full build needs torch, but this side needs only the suffix trees. To build
-    the suffix trees of version 0.3.0, install nanobind 2.9.2 in the environment of PYTHON, and run
-    in the unpacked source distribution:
+    the suffix trees of version 0.3.0, install nanobind 2.9.2 for the interpreter PYTHON, and run
+    these commands in the unpacked source distribution:
 
         cmake -S csrc/suffix_decoding -B build -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=PYTHON
         cmake --build build && cp build/_C*.so arctic_inference/suffix_decoding

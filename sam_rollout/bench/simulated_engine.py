@@ -44,7 +44,10 @@ class Engine:
             self.session = OwnSession(config, run.max_num_seqs, longest, lambda: self.clock_s)
 
     def step(self) -> None:
-        """Run a step; with neither a drafter nor new prompts, run steps until a response ends."""
+        """Run one step, or several steps at once.
+
+        If there is neither a drafter nor a new prompt, all steps run until a response ends.
+        """
         rows, decoding, steps = self.rows, len(self.rows), 1
         joined = rows.join(0)
         prompts = sum(len(trace.prompt) for _, trace in joined)

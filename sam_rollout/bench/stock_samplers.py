@@ -21,7 +21,7 @@ class StockInput:
 
     probabilities: torch.Tensor  # float32 [num_drafts, vocabulary], only for draft positions
     draft_ids: torch.Tensor  # int64 [num_drafts]
-    cumulative: torch.Tensor  # int64 [batch], draft tokens of this and all earlier requests
+    cumulative: torch.Tensor  # int64 [batch], cumulative sum of draft token counts
     bonus_ids: torch.Tensor  # int64 [batch, 1]
     max_drafts: int  # maximum number of draft tokens per request
 

@@ -62,7 +62,7 @@ def drafter(
     from sam_rollout.core.traces import TraceError, read_sets
 
     with shared.one_line_errors(TraceError, ExperimentError):
-        if json_path is not None and not json_path.parent.is_dir():  # fails before it measures
+        if json_path is not None and not json_path.parent.is_dir():  # checked before measuring
             raise NotADirectoryError(f"{json_path}: {json_path.parent} is no folder")
         texts = read_sets(traces or [recipe_folder() / "tiny_qwen3.parquet"])
         costs = program.QUICK if quick else program.CostSizes()
