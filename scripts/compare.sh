@@ -168,7 +168,7 @@ train() {
     RUN_PID=$!
     "$PYTHON" "$ROOT/scripts/lib/follow_run.py" "$run_dir" --pid "$RUN_PID" &
     FOLLOWER_PID=$!
-    # An interrupted script must end the run, which would otherwise take the next run's memory.
+    # An interrupted script must end its run, or the run would use memory that the next run needs.
     trap 'kill -TERM "$RUN_PID" "$FOLLOWER_PID" 2> /dev/null || true' EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
@@ -185,7 +185,7 @@ train() {
 show_plan
 [ -z "$DRY_RUN" ] || exit 0
 mkdir -p "$OUTPUT_DIR"
-# The lock keeps two calls of this script from training in the same folders.
+# Because of the lock, two calls of this script cannot train in the same folders.
 exec 9> "$OUTPUT_DIR/.lock"
 flock -n 9 || die "another comparison is running in $OUTPUT_DIR"
 if [ -e "$PLAN" ] && [ "$(cat "$PLAN")" != "$(plan_text)" ]; then

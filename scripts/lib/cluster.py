@@ -124,7 +124,7 @@ class Part:
         }
 
     def start(self, command: list[str], **streams: Any) -> subprocess.Popen:
-        """Start a process in its own session, so that ctrl-C only reaches this program."""
+        """Start a process in its own session, so that ctrl-C reaches only this program."""
         streams = {"stdin": subprocess.DEVNULL, "cwd": common.REPOSITORY, **streams}
         return subprocess.Popen(command, env=self.environment(), start_new_session=True, **streams)
 
@@ -174,7 +174,7 @@ class Watch:
         self._process: subprocess.Popen | None = None
 
     def look(self) -> dict[int, dict[str, Any]]:
-        """Return rank -> last known state of the node; a node that rejoined counts as alive."""
+        """Return the last known state of each node, by rank; a node that has rejoined is alive."""
         if self._process is None or self._process.poll() is not None:
             of = (self._part.environment()["RAY_ADDRESS"], self._part.resource, str(self._path))
             command = [sys.executable, __file__, "write-nodes", *of]
@@ -249,7 +249,7 @@ def watch_job(
         return [part.names[r] for r, node in sorted(watch.look().items()) if not answers(node)]
 
     grace_s, deadline = part.options.loss_grace, 0.0
-    lost: list[str] = []  # the nodes that were lost first; they stay here even if they rejoin
+    lost: list[str] = []  # the nodes that were lost first, even if they have rejoined
     while job.poll() is None:
         pause(POLL_S)
         if lost and time.monotonic() > deadline:

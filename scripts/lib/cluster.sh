@@ -38,7 +38,7 @@ default_interface() {
     awk '$2 == "00000000" && $8 == "00000000" { print $1; exit }' "${1:-/proc/net/route}"
 }
 
-# Exports a variable that is not set yet.
+# Exports a variable, unless it is set already.
 set_default() {
     [ -n "${!1+set}" ] || export "$1=$2"
 }
@@ -65,7 +65,7 @@ raise_open_files() {
         || say "open files stay at $now, $wanted are advised: raise the limit (ulimit -Hn)"
 }
 
-# Preloads the first library among the arguments that exists.
+# Preloads the first of the given libraries that exists.
 preload_first() {
     local library
     for library in "$@"; do
@@ -95,7 +95,7 @@ no_cluster() {
     exit 3
 }
 
-# Prints the value of the first variable among the arguments that is set.
+# Prints the value of the first of the given variables that is set.
 first_number() {
     local name
     for name in "$@"; do

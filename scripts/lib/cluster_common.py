@@ -114,7 +114,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def run_program(run: Callable[[], int]) -> None:
-    """End the program with the exit status of ``run``, or with a `ClusterError`'s message."""
+    """Call ``run``, and end the program with its exit status or with a `ClusterError`'s message."""
     try:
         raise SystemExit(run())
     except ClusterError as error:

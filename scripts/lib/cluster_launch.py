@@ -163,7 +163,7 @@ def launch(options: argparse.Namespace, targets: list[Target]) -> int:
         say(f"{stopped.reason}; ending all nodes' parts")
         raise
     finally:
-        # The head's part ends first, so that no worker counts as lost.
+        # The head's part ends first; otherwise it would report workers as lost.
         for some in (parts[:1], parts[1:]):
             for part in some:
                 part.tell_to_end()

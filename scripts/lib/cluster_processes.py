@@ -1,7 +1,7 @@
 """Finds and ends the processes of a cluster on this node.
 
-A process of a cluster is recognised by the environment variable `MARK`, which it inherits, or by
-its log file, which it has open in the cluster's folder. The variable is not enough, because Ray's
+A process belongs to a cluster if it has inherited the cluster's environment variable (`MARK`), or
+has a file open in the cluster's folder, such as its log. The variable is not enough, because Ray's
 workers change their titles, which erases their environments.
 """
 

@@ -12,7 +12,7 @@ die() {
     exit 1
 }
 
-# Sets FOUND_PYTHON to the first command among the arguments that exists, else to a Python on PATH.
+# Sets FOUND_PYTHON to the first of the given commands that exists, else to a Python on PATH.
 find_python() {
     local candidate
     for candidate in "$@" "python$PYTHON_VERSION" python3; do

@@ -23,7 +23,8 @@ for profile in "${PROFILES[@]}"; do
     case "$profile" in
         cpu) platform="x86_64-manylinux_2_28"; cpu_torch=1 ;;
         cuda) platform="x86_64-manylinux_2_28" ;;
-        # Ascend servers have Arm hosts. The registry's torch 2.10 is a CPU build only for Arm.
+        # Ascend servers have Arm hosts. The registry's torch 2.10 is a CPU build for Arm, but
+        # not for x86.
         ascend) platform="aarch64-manylinux_2_34" ;;
         ascend-tests)
             platform="x86_64-manylinux_2_28"

@@ -20,7 +20,7 @@ def main(distribution: str, folder: str | None = None) -> None:
         root = Path(folder).resolve() if Path(folder, package, "__init__.py").is_file() else None
     else:
         spec = find_spec(package)
-        # An uninstalled package may leave a folder without __init__.py; its spec has no origin.
+        # An uninstalled package may leave a folder without __init__.py, whose spec has no origin.
         root = Path(spec.origin).parents[1] if spec and spec.origin else None
     if root is None:
         sys.exit(f"no package {package} in {folder or sys.prefix}")

@@ -79,7 +79,7 @@ class Follower:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process runs; a zombie process does not count."""
+    """Return whether a process runs; False for a zombie process."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,8 +1,9 @@
 # shellcheck shell=bash
 # Trains an experiment without and with SAM on this machine's CPU, and compares the runs.
 #
-# A script sources this file after it has set EXPERIMENT, OUTPUT_DIR and PYTHON. Arguments are further
-# values of sam, such as joined, then Hydra overrides for all runs. TIMEOUT_S limits the seconds of a run.
+# A script sources this file after it has set EXPERIMENT, OUTPUT_DIR and PYTHON. The first arguments are
+# further values of sam, such as joined; the rest are Hydra overrides for all runs. TIMEOUT_S is a run's
+# time limit in seconds.
 
 # The time limit ends a run that hangs, for example because its engine died during a weight sync.
 TIMEOUT_S=${TIMEOUT_S:-3600}
@@ -21,14 +22,14 @@ train() {  # train <off|on> [overrides...]
         "$PYTHON" -m recipes.dapo_qwen3.main "experiment=$EXPERIMENT" "sam=$side" \
         "run_dir=$run_dir" "$@" >"$run_dir/log.txt" 2>&1 &
     RUN_PID=$!
-    # An interrupted script must end the run, which would otherwise take the next run's memory.
+    # An interrupted script must end its run, or the run would use memory that the next run needs.
     trap 'kill -TERM "$RUN_PID" 2> /dev/null || true' EXIT
     "$PYTHON" scripts/lib/follow_run.py "$run_dir" --pid "$RUN_PID"
     wait "$RUN_PID"
     trap - EXIT
 }
 
-# Words without "=" are further values of sam.
+# Words at the start that have no "=" are further values of sam.
 SIDES=(on)
 while [[ "${1:-}" =~ ^[a-z_]+$ ]]; do
     SIDES+=("$1")
