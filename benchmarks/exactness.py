@@ -42,14 +42,14 @@ Pairs = Iterator[tuple[torch.Tensor, torch.Tensor]]  # logits, disturbed logits:
 
 
 def inversion_changes(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Return the chance, double [rows], that inversion draws different tokens from p and q."""
+    """Return the chance that inversion draws one token from p and another from q, double [rows]."""
     (p_end, q_end) = (p.cumsum(-1), q.cumsum(-1))
     both = torch.minimum(p_end, q_end) - torch.maximum(p_end - p, q_end - q)
     return 1 - both.clamp_(min=0).sum(-1)
 
 
 def gumbel_changes(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Return the chance, double [rows], that Gumbel noise draws different tokens from p and q.
+    """Return the chance that Gumbel noise draws one token from p and another from q, double [rows].
 
     Token i is drawn from both with probability 1 / sum_j max(p_j / p_i, q_j / q_i). If tokens are
     sorted by q / p, the maximum is p_j / p_i for tokens j up to i, and q_j / q_i for later tokens.

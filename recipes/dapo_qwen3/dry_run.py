@@ -63,7 +63,7 @@ def memory_plan(config: DictConfig, sam: SamConfig, layout: RunLayout) -> Memory
 
 
 def verified_requests(config: DictConfig, sam: SamConfig) -> int:
-    """Return how many requests of a step may have k draft tokens, padding included."""
+    """Return the maximum number of requests with k draft tokens, or padding, in one step."""
     if not sam.enabled:
         return 0
     drafting = sam.gate.most_drafting(config.actor_rollout_ref.rollout.max_num_seqs)

@@ -29,7 +29,7 @@ class Chain:
     operands: list[tuple[int, ...]]
     modulus: int
     is_product: bool
-    # The result so far that the response states for the current pass, right or wrong.
+    # The current pass's latest intermediate result, right or wrong: the response states it.
     result: int | None = None
     previous: int | None = None  # The result of the previous pass.
     done: int = 0  # Number of operands that the current pass has used.

@@ -45,8 +45,8 @@ PLACE_WIDTH = 5
 # Values of PLACE_KIND. A row drafts from nothing, from an automaton, from a draft made elsewhere,
 # from a table of each token's likeliest follower, or from a table of draws by position.
 NOWHERE, LIVE, READY, FOLLOWERS, DRAWN = 0, 1, 2, 3, 4
-# Columns of the table of followers: a token's likeliest next token (-1 if unknown), and in how
-# many consecutive scorings of the token the model found this next token likeliest.
+# Columns of the table of followers: a token's likeliest next token (-1 if unknown), and how many
+# times in a row the model has found it likeliest after this token.
 FOLLOWER, RUN = 0, 1
 # Columns of a draft made elsewhere: the token, and how certain it is, from 0 to CERTAIN.
 DRAFT_TOKEN, CERTAINTY = 0, 1

@@ -405,7 +405,10 @@ def _search_table(header, state, token):
 
 @_inlined
 def _own_target(entry, token):
-    """Find an edge that a clone holds itself; return the column of its target, 0 without one."""
+    """Look for an edge for `token` in a clone's own entry.
+
+    Return the column of the edge's target, or 0 if there is no such edge.
+    """
     for column in OWN_EDGE_COLUMNS:
         if entry[column] == token:
             return column + 1
@@ -895,7 +898,7 @@ def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
 
     Each pass follows one suffix link of every row and prefetches the next link's memory, so that
     the waits for memory overlap. The first passes look for the states that the rows' tokens lead
-    to. The last passes follow the other suffix links. The rows begin with number `first`. Only the
+    to. The last passes follow the other suffix links. The rows are those from index `first` on. Only the
     scratch space `lanes` is written to.
     """
     row_of, position_of = _pointer_of_row(lanes, 0), _pointer_of_row(lanes, 1)

@@ -89,7 +89,7 @@ def record_rows(texts, spans, slots, token_ids, num_tokens, eligible):
             if spans[slot, 0] >= 0:
                 first = min(first, np.int64(spans[slot, 0]))
             spans[slot, 0] = spans[slot, 1] = first
-        if length < spans[slot, 0]:  # the row was cut before the first token kept
+        if length < spans[slot, 0]:  # the row now ends before the first recorded token
             spans[slot, 0] = length
         for position in range(spans[slot, 1], length):
             texts[slot, position] = token_ids[row, position]

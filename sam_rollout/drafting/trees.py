@@ -152,7 +152,10 @@ def _wider(number):
 
 @_inlined
 def _chance(table, number, rank, total):
-    """Estimate a class's share of right tokens, at first from the token's rank and sum of votes."""
+    """Estimate a class's share of right tokens from its counts.
+
+    As long as the counts are small, the token's rank and sum of votes decide.
+    """
     wider = _wider(number)
     first = _ASSUMED_OF_OTHERS if rank > 0 else min(0.95, -np.expm1(-total))
     share = (table[1, wider] + voting.ASSUMED * first) / (table[0, wider] + voting.ASSUMED)

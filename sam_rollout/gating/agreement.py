@@ -51,7 +51,7 @@ class AgreedGate(Gate):
     """A gate that applies the proposal of the busiest engine's gate.
 
     `gate` makes this engine's proposals. It observes each step one step late, with the busiest
-    engine's load. `fallback` decides if nothing was exchanged. The draft shape is always number 0.
+    engine's load. If nothing was exchanged, `fallback` decides. The draft shape is always number 0.
     """
 
     def __init__(self, gate: Gate, fallback: Gate, exchange: Exchange) -> None:

@@ -26,7 +26,10 @@ class ShapeTrials:
         self.fresh: Supply | None = None
 
     def is_over(self, known: Supply) -> bool:
-        """Return whether no series is under way; `known` holds the shape's earlier offers."""
+        """Return whether the last series is over.
+
+        `known` holds the shape's earlier offers; they count if the series adds to them.
+        """
         told = self.fresh or known
         return told.rows >= LOOK_ROWS or self._rows >= _MOST_ROWS
 

@@ -121,7 +121,7 @@ class TextStore:
 
         Args:
             group: the group of the prompt; None means all prompts, without a limit on the number of
-                responses. Responses of one step then come in an order of their own.
+                responses. With None, responses of the same step come in no particular order.
             before_step: responses of this and later steps are left out. When `before_step` changes,
                 the folder's new files are looked for.
             max_tokens: limit on all responses together; the oldest responses are left out.

@@ -4,9 +4,10 @@ Before each forward pass vLLM's data-parallel ranks sum a small tensor by an `al
 the shape [fields, ranks], and each rank fills one column. Our reports are further rows of that
 tensor. A separate collective could hang, because one rank might call it more often than another.
 
-We replace ``dist.all_reduce`` in the module that has vLLM's ``coordinate_batch_across_dp``, or in
-the module that has vllm-ascend's ``NPUModelRunner._sync_metadata_across_dp`` (read in vLLM 0.11 to
-0.28 and vllm-ascend 0.23). Every rank does this when its proposer is made, before its first step.
+We replace ``dist.all_reduce`` in the module that sums the tensor. With vLLM's runner, this is the
+module of ``coordinate_batch_across_dp``. With vllm-ascend's, it is the module of
+``NPUModelRunner._sync_metadata_across_dp``. We checked the source of vLLM 0.11 to 0.28 and of
+vllm-ascend 0.23. Every rank does this when its proposer is made, before its first step.
 """
 
 import sys

@@ -162,7 +162,8 @@ def trees_of(
         kept_parents: int32 [rows, k], the draft token that each draft token follows; -1: none.
 
     Returns:
-        The trees; int64 [2, tokens], indices of tokens and the corrections of their positions.
+        The trees, and int64 [2, moved tokens]: the indices of the tokens whose depth differs, and
+        the corrections of their positions.
     """
     rows, most = len(counts), int(counts.max())
     nodes = np.empty((2, rows, most), np.int64)
