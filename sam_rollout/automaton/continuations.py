@@ -27,8 +27,8 @@ LENGTH_CLASSES = len(LENGTHS) + 1
 _PER_LENGTH = (len(COUNTS) + 1) * (len(SHARES) + 1) * 2 * WRITERS
 CLASSES = LENGTH_CLASSES * _PER_LENGTH
 _ALL = np.arange(CLASSES).reshape(LENGTH_CLASSES, len(COUNTS) + 1, len(SHARES) + 1, 2, WRITERS)
-# Classes of votes from drafts made elsewhere (READY). The index on the first axis says between which
-# bounds of SHARES the certainty of a vote lies.
+# Classes of votes from drafts made elsewhere (READY). The index on the first axis says between
+# which bounds of SHARES the certainty of a vote lies.
 # A vote from an automaton has such a class only if its suffix was continued once, by a token that
 # is not the latest continuation. This hardly ever happens.
 READY_CLASSES = _ALL[:, 0, :, 0].swapaxes(0, 1)

@@ -898,8 +898,8 @@ def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
 
     Each pass follows one suffix link of every row and prefetches the next link's memory, so that
     the waits for memory overlap. The first passes look for the states that the rows' tokens lead
-    to. The last passes follow the other suffix links. The rows are those from index `first` on. Only the
-    scratch space `lanes` is written to.
+    to. The last passes follow the other suffix links. The rows are those from index `first` on.
+    Only the scratch space `lanes` is written to.
     """
     row_of, position_of = _pointer_of_row(lanes, 0), _pointer_of_row(lanes, 1)
     header_of, token_of = _pointer_of_row(lanes, 2), _pointer_of_row(lanes, 3)
