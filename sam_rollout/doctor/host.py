@@ -131,14 +131,15 @@ def check_interfaces(question: Question) -> Iterator[Line]:
     for name in INTERFACE_VARIABLES[question.device]:
         given = question.environment.get(name, "")
         # Names are prefixes. A leading "=" means exact names, a leading "^" excludes names.
-        prefixes = tuple(filter(None, given.lstrip("=").split(",")))
+        exact, names = given[:1] == "=", tuple(filter(None, given.lstrip("=").split(",")))
         fix = f"name the interface all nodes share ({', '.join(up)}); scripts/node.sh does that"
         if not given and question.many_nodes:
             yield warn(name, "not set: the library chooses one", fix)
         elif not given:
             yield skip(name, "not set, and not needed on one node")
         else:
-            right = given[0] == "^" or any(interface.startswith(prefixes) for interface in up)
+            found = [one for one in up if (one in names if exact else one.startswith(names))]
+            right = given[0] == "^" or bool(found)
             yield judge(name, given if right else f"{given} is not up here", fix, fails=not right)
 
 

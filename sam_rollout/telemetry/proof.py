@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from sam_rollout.config import ProofConfig
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -24,13 +26,14 @@ class Compared:
     tie: bool | None = None
 
 
-def split_over(responses: int, replicas: int, step: int) -> list[int]:
+def split_over(proof: ProofConfig, replicas: int, step: int) -> list[int]:
     """Return how many of a step's responses each replica samples again.
 
-    The responses go to the replicas in turn. The number of the step decides which replica begins.
+    The responses go to the replicas in turn, from one comparison to the next.
     """
+    before = step // proof.every * proof.responses
     return [
-        len(range((place - step * responses) % replicas, responses, replicas))
+        len(range((place - before) % replicas, proof.responses, replicas))
         for place in range(replicas)
     ]
 

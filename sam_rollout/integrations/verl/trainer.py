@@ -212,9 +212,9 @@ class _RecordingTrainer(PPOTrainer):
     def _drain(self, split: str, keep: bool = False) -> dict[str, float]:
         return self._records.collect(self.global_steps, split, lambda: self._drained(split, keep))
 
-    def _compared(self, responses: int) -> list[Compared]:
+    def _compared(self) -> list[Compared]:
         step, servers = self.global_steps, [*self._servers().values()]
-        counts = split_over(responses, len(servers), step)
+        counts = split_over(self._run.telemetry.proof, len(servers), step)
         asked = [
             server.check_drafts.remote(count, step)
             for server, count in zip(servers, counts, strict=True)
@@ -238,7 +238,7 @@ class SamTrainerSync(_RecordingTrainer, PPOTrainerSync):
         due = self._run.sam.enabled and proof.is_due(step)
         metrics = self._drain(TRAIN_SPLIT, keep=due)
         if due:
-            metrics |= self._records.prove(step, lambda: self._compared(proof.responses))
+            metrics |= self._records.prove(step, self._compared)
         self._pending_sync_metrics = metrics
         super().on_sample_end()
 

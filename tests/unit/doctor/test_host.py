@@ -135,6 +135,7 @@ def test_open_files(monkeypatch, limits, nodes, status):
     [
         ("eth", 2, "ok"),
         ("=eth0", 2, "ok"),
+        ("=eth", 2, "fail"),
         ("^docker", 2, "ok"),
         ("bond0", 1, "fail"),
         ("", 1, "skip"),

@@ -2,6 +2,7 @@ import math
 
 import pytest
 
+from sam_rollout.config import ProofConfig
 from sam_rollout.telemetry.proof import Compared, proof_line, proof_metrics, split_over
 from sam_rollout.telemetry.schema import declared
 
@@ -46,8 +47,11 @@ def test_the_line_says_what_is_rounding_and_what_is_not(found, said, unsaid):
     assert said in line and unsaid not in line and "\n" not in line
 
 
-@pytest.mark.parametrize(("responses", "replicas"), [(8, 1), (8, 3), (2, 5), (3, 3)])
-def test_responses_are_shared_out_and_every_replica_has_its_turn(responses, replicas):
-    counts = [split_over(responses, replicas, step) for step in range(replicas)]
+@pytest.mark.parametrize(
+    ("every", "responses", "replicas"), [(1, 8, 1), (1, 8, 3), (1, 2, 5), (1, 3, 3), (10, 8, 16)]
+)
+def test_responses_are_shared_out_and_every_replica_has_its_turn(every, responses, replicas):
+    proof = ProofConfig(every, responses)
+    counts = [split_over(proof, replicas, every * n) for n in range(replicas)]
     assert all(sum(one) == responses and max(one) - min(one) <= 1 for one in counts)
     assert {sum(of_replica) for of_replica in zip(*counts, strict=True)} == {responses}
