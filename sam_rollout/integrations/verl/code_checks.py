@@ -68,7 +68,8 @@ def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
     place, allowed = "reward.reward_manager", f"must be one of {', '.join(sorted(_OWN_MANAGERS))}"
     allowed += f", or set {place}.source=importlib and module.path"
     if manager.source == "importlib":
-        _load(config, f"{place}.module.path", manager.module.path, f"{place}.name", manager.name)
+        at = f"{place}.module.path", manager.module.path
+        yield from _try(config, *at, f"{place}.name", manager.name)
     elif manager.source == "register":
         hold([(f"{place}.name", manager.name, manager.name in _OWN_MANAGERS, allowed)])
     function = config.reward.custom_reward_function
@@ -77,7 +78,7 @@ def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
         return
     loaded = _load(config, f"{REWARD}.path", function.path, f"{REWARD}.name", function.name)
     if loaded is None:
-        yield Note(f"{REWARD}.path = {function.path} took more than {LIMIT_S} s to load")
+        yield _slow(f"{REWARD}.path", function.path)
         return
     figures, metric = loaded["figures"], config.algorithm.filter_groups.metric
     gives = run.sampling.kind == "none" or not figures or metric in {*figures, _CANONICAL_REWARD}
@@ -86,7 +87,7 @@ def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
     yield Fact(f"{function.name} of {function.path}; manager {manager.name}")
 
 
-def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
+def check_agent_loops(config: DictConfig) -> Iterator[Fact | Note]:
     """Load the agent loops that the configuration adds to verl's own."""
     agent = config.actor_rollout_ref.rollout.agent
     field, known = f"{AGENT}.agent_loop_config_path", {*_OWN_LOOPS}
@@ -100,7 +101,7 @@ def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
             allowed = f"must be a YAML list of entries with name and _target_ ({said})"
             raise ConfigError(field, path, allowed) from error
         for loop, (module, _, name) in targets.items():
-            _load(config, f"{field}[{loop}]", module, f"{field}[{loop}]", name)
+            yield from _try(config, f"{field}[{loop}]", module, f"{field}[{loop}]", name)
         known |= targets.keys()
     right = agent.default_agent_loop in known
     allowed = f"must be one of {', '.join(sorted(known))}; others are named in {field}"
@@ -108,17 +109,26 @@ def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
     yield Fact(agent.default_agent_loop)
 
 
-def check_other_code(config: DictConfig) -> Iterator[Fact]:
+def check_other_code(config: DictConfig) -> Iterator[Fact | Note]:
     """Load the user's code for data sets, samplers and models; check that files of tools exist."""
     for where, name in _OTHER_CODE:
         if path := OmegaConf.select(config, where):
             wanted = OmegaConf.select(config, name) if name else None
             for one in path if isinstance(path, ListConfig) else [path]:
-                _load(config, where, str(one), name or where, wanted)
+                yield from _try(config, where, str(one), name or where, wanted)
                 yield Fact(f"{where}: {one}")
     for field in _OTHER_FILES:
         path = OmegaConf.select(config, field)
         hold([(field, path, not path or Path(path).expanduser().exists(), "there is no such file")])
+
+
+def _slow(where: str, path: str) -> Note:
+    return Note(f"{where} = {path} took more than {LIMIT_S} s to load, so it was not checked")
+
+
+def _try(config: DictConfig, where: str, path: str, field: str, name: str | None) -> Iterator[Note]:
+    if _load(config, where, path, field, name) is None:
+        yield _slow(where, path)
 
 
 def _load(

@@ -60,8 +60,12 @@ def test_a_module_that_cannot_be_loaded(written, text, said):
 
 def test_a_module_that_takes_long_is_a_note(written, monkeypatch):
     monkeypatch.setattr(code_checks, "LIMIT_S", 0.5)
-    (note,) = check(written("import time; time.sleep(30)\n" + GOOD))
-    assert isinstance(note, Note) and "took more than" in note.text
+    slow = written("import time; time.sleep(30)\n" + GOOD)
+    file, manager = slow.reward.custom_reward_function.path, "reward.reward_manager"
+    own = f"{manager}.source=importlib", f"{manager}.module.path={file}", f"{manager}.name=Mine"
+    library = composed(f"actor_rollout_ref.model.external_lib={file}")
+    for found in (check(slow), check(composed(*own)), list(code_checks.check_other_code(library))):
+        assert isinstance(found[0], Note) and "took more than" in found[0].text
 
 
 def test_a_module_finds_the_runs_variables_and_may_speak_at_exit(written):
