@@ -27,7 +27,7 @@ class Arena:
 
     def __init__(self) -> None:
         self._slabs: list[npt.NDArray[np.uint8]] = []
-        self.free: Int64Array = np.zeros(1, np.int64)  # number of free blocks, then addresses
+        self.free: Int64Array = np.zeros(1, np.int64)  # number of free blocks, then their addresses
         self._release_at = _FIRST_RELEASE_BLOCKS  # a search starts at this number of free blocks
 
     @property

@@ -52,8 +52,8 @@ FOLLOWER, RUN = 0, 1
 DRAFT_TOKEN, CERTAINTY = 0, 1
 CERTAIN = 1000
 # Columns of the table of draws: the position, the token drawn there, the token before it, the
-# position's distance from the draft's first wrong token, and in how many consecutive scorings of
-# the position this token was drawn.
+# position's distance from the draft's first wrong token, and how many times in a row this token was
+# drawn there.
 DRAWN_POSITION, DRAWN_TOKEN, DRAWN_AFTER, DRAWN_DISTANCE, DRAWN_AGAIN = 0, 1, 2, 3, 4
 DRAWN_WIDTH = 5
 

@@ -122,8 +122,9 @@ LINK = 1
 # prefix, the bits from COUNT_SHIFT on count its continuations, up to LARGEST_COUNT.
 LATEST = 2
 FIRST_EDGE = 3  # token of the state's newest edge in the edge table, NONE without such an edge
-# Further columns of a clone: the number of its continuations, the edges that were followed last and
-# most often, and the edges that the clone holds itself. A missing edge is stored as NONE and 0.
+# Further columns of a clone: the number of its continuations, the edge that was followed last, the
+# edge that was followed most often (and how often), and up to three edges that are not in the edge
+# table. A missing edge is stored as NONE and 0.
 CLONE_COUNT = 4
 LATEST_TOKEN = 5
 LATEST_TARGET = 6
@@ -153,7 +154,7 @@ BLOCK_BYTES = BLOCK_ENTRIES * ENTRY_BYTES
 BLOCK_MASK = BLOCK_ENTRIES - 1
 
 # No edge is hashed to a table's last OVERFLOW_SLOTS slots, which take displaced edges. At a table's
-# highest load, the estimated probability that all of them are taken is exp(-0.35 * OVERFLOW_SLOTS).
+# highest load, all these slots are taken with a probability of about exp(-0.35 * OVERFLOW_SLOTS).
 OVERFLOW_SLOTS = 96
 # While edges move to a larger table, this number of slots is moved for each token that is read.
 MOVED_SLOTS = 32
@@ -654,7 +655,7 @@ def _times(states, state):
 
 @_inlined
 def _latest_of(header, state):
-    """Return the latest token that continued a prefix, and its target; NONE and 0 without one."""
+    """Return the latest token that continued a prefix, and its target; NONE and 0 if none did."""
     states = header[STATES]
     address = _address_of(states, state)
     entry = _int32_pointer(address)
@@ -1007,7 +1008,7 @@ def extend_rows(
     automata, texts, arena, slots, rows, token_ids, lengths, max_link_updates, first, progress,
     lanes,
 ):  # fmt: skip
-    """Read the rows from `first` on; return the row where reading stopped, else `slots.size`."""
+    """Read the rows from `first` on; return the row that could not be read, or `slots.size`."""
     free = _pointer_of(arena)
     for i in range(first, slots.size):
         if (i - first) % ROWS_SCOUTED == 0:
@@ -1025,7 +1026,7 @@ def extend_rows(
 
 @kernel(INT64_2D, INT64_2D, GIVEN_INT32, INT64_2D)
 def place_rows(automata, texts, slots, out_places):
-    """Write each row's place; NOWHERE for rows that are skipped or have read nothing."""
+    """Write each row's place; NOWHERE if the row is skipped, or if none of its text was read."""
     for i in range(slots.size):
         place = out_places[i]
         place[interface.PLACE_KIND] = interface.NOWHERE
@@ -1059,7 +1060,7 @@ def begin_table(header, arena, directory, slots):
 
 @kernel(INT64, types.int64, types.int64)
 def begin_moving(header, directory, slots):
-    """Begin to move edges to a larger table; each token that is read moves some slots."""
+    """Begin to move edges to a larger table; a few slots are moved for each token that is read."""
     header[OLD_EDGES] = header[EDGES]
     header[OLD_EDGE_SLOTS] = header[EDGE_SLOTS]
     header[FRONTIER] = 0

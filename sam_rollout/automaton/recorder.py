@@ -24,14 +24,15 @@ _NOTHING = np.zeros(0, np.int32)
 
 
 class TextRecorder:
-    """Records texts of requests: at most `slots` texts at a time, each up to `max_length` long."""
+    """Records at most `slots` texts of requests at a time, each of at most `max_length` tokens."""
 
     def __init__(self, slots: int, max_length: int) -> None:
         warm_up(record_rows)
         # Each slot has room for the longest text: untouched pages of zeroed memory cost nothing.
         self._texts = np.zeros((slots, max_length), np.int32)
-        # For each slot: position of the first token kept, number of tokens read (-1 before the
-        # first call of `record`), and maximum number of tokens held so far.
+        # For each slot: position of the first recorded token (-1 if unknown), length of the text
+        # read so far (-1 before the first reading), and the largest number of recorded tokens so
+        # far.
         self._spans = np.zeros((slots, 3), np.int32)
         self._written = 0  # the sum of the last column of `_spans`
         self._free = list(range(slots - 1, -1, -1))

@@ -201,7 +201,8 @@ class SamDrafter:
     def usage(self) -> Usage:
         """Return the sums of all sources' figures.
 
-        Only `live_requests` is the maximum, and `bytes` includes the recorded responses.
+        However, `live_requests` is the largest figure of any source, because sources have requests
+        in common. `bytes` also includes the recorded responses.
         """
         usages = [source.usage() for source in self.sources]
         total = Usage(*map(sum, zip(*usages, strict=True)))

@@ -69,7 +69,10 @@ class DraftBatch:
     def verify(
         self, token_ids: Int32Array, num_tokens: Int32Array, sampled: Int32Array
     ) -> Verified:
-        """Find the accepted tokens; called once per engine step with the arguments of `observe`."""
+        """Find the accepted tokens.
+
+        `SamDrafter.observe` calls this method once per engine step, with its own arguments.
+        """
         found = self._verified
         if self.pending:
             _verify(token_ids, num_tokens, sampled, self.tokens, self.parents, self.columns, found)
@@ -139,7 +142,7 @@ def _verify(token_ids, num_tokens, sampled, tokens, parents, columns, out):
         out_drafted[i] = drafted
         out_accepted[i] = min(accepted, gained - 1)
         out_filling[i] = filling[i]
-        # After a wrong token, all later ones count as wrong, so all known tokens are judged.
+        # After a wrong token, all later ones count as wrong, so all chosen tokens are judged.
         out_judged[i] = right if right == gained else known
         out_right[i] = right
         if known > 0:  # otherwise no source voted

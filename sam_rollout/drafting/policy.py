@@ -13,8 +13,8 @@ vote depends on the sum, and on whether the model names the same token.
 
 A draft goes on while the next token's chance of acceptance reaches a bound, which the gate sets.
 With `sam.draft_policy: confidence`, `sam.min_confidence` is a second bound. The first token that
-misses a bound is held back. The token that the model samples in its place shows whether the token
-held back was right.
+misses a bound is held back. The token that the model samples in its place shows whether the
+held-back token was right.
 
 A token's chance of acceptance is a product with one factor for each position of the draft up to the
 token. A factor is the share of right tokens in a class. The class depends on the sum of votes, the
@@ -191,7 +191,7 @@ def _keep_votes(votes, i, j, tokens, classes, count):
 
 @_inlined
 def _class_of_chance(most, j, accepted):
-    """Return the class of the chance of the token at position `j`.
+    """Return the class of a token's chance; `j` is the token's position in the draft.
 
     `accepted` is the number of tokens accepted from the request's last draft.
     """

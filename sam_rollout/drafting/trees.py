@@ -133,7 +133,7 @@ class TreePolicy(DraftPolicy):
         return drafted
 
     def offered(self, verified: Verified) -> Offered | None:
-        """Return counts of the tokens found for the last trees, which `learn` has counted."""
+        """Return the counts that `learn` has made of the tokens found for the last trees."""
         return Offered(self._judged_rows, self._tokens) if self._tells else None
 
 
@@ -334,7 +334,7 @@ def _grow(
 
 @_inlined
 def _named(i, number, places, lanes, tasks, tokens, classes, origin, weights, branches):
-    """Gather a look-up's votes, with further votes if the tree may branch; return the number."""
+    """Gather a look-up's votes, with further votes if the tree may branch; return their number."""
     sources = places.shape[0]
     texts, count = voting.collect(
         i, i - number, places, lanes, tasks, tokens, classes, origin, weights
