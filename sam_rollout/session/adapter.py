@@ -38,7 +38,8 @@ class EngineHooks:
         sampler_us: returns the microseconds that the host spent in samplers since the last call.
         heard: returns the positions that the model scored since the last call, or None. The
             argument says whether the gate is open.
-        made: returns a draft model's drafts for this step (arguments of `Source.receive`), or None.
+        made: returns a draft model's drafts for this step, or None. The drafts have the form of the
+            arguments of `Source.receive`.
         made_after: number of steps after which `made` first returns drafts, counted from the step
             in which `DraftSession.wants_made` becomes true.
         verifies_trees: whether the engine can verify draft trees; if not, it gets chains only.

@@ -23,7 +23,7 @@ REQUESTS, TOKENS, KEPT, FILLING, KEPT_FILLING, BY_PLACE = range(6)
 
 
 class RequestLedger:
-    """Keeps totals per request, and counts by context length (since the last drain).
+    """Keeps totals per request, and separate totals by context length since the last drain.
 
     Attributes:
         step: int64 [5 + k + 2 * sources], the sums of the step that was added last. Their indices
@@ -67,7 +67,10 @@ class RequestLedger:
         return ended
 
     def book(self, verified: Verified, num_tokens: np.ndarray, *, drafted: bool) -> None:
-        """Add a step to the totals; `drafted` says whether it verified draft or padding tokens."""
+        """Add a step to the totals.
+
+        `drafted` says whether the step verified draft or padding tokens.
+        """
         if not (drafted or self._anything_offered):
             self.step.fill(0)
             return

@@ -15,7 +15,10 @@ _LOOK_AHEAD = 8
 
 
 class MadeDrafts:
-    """Asks for the draft model's drafts if they pay, and the gate is open or a look needs them."""
+    """Decides when to ask for the draft model's drafts, and takes these drafts.
+
+    They are asked for if they pay, provided that the gate is open or a look needs them.
+    """
 
     def __init__(
         self, config: ModelSourceConfig, hooks: EngineHooks, price: ModelPrice | None
@@ -24,9 +27,10 @@ class MadeDrafts:
         self._expected, self._trains = config.enabled, config.trains
         self._made, self._made_after = hooks.made, hooks.made_after
         self._price = price
-        self._asked = 0  # for how many steps in a row, the last one included, drafts were wanted
+        # Number of consecutive steps, up to the last step, in which drafts were wanted.
+        self._asked = 0
         self._lacking = False  # whether the model's drafts are missing, but may come later
-        self._looks_ahead = 0  # for how many more steps the model runs for a look
+        self._looks_ahead = 0  # number of further steps in which the model runs because of a look
 
     def take(self) -> tuple[Int32Array, np.ndarray | None] | None:
         """Take the draft model's drafts for this step from the engine; None if there are none."""

@@ -156,8 +156,8 @@ class DraftSession:
             sampled: int32[B], the number of tokens that each request gained in this step, bonus
                 token included; 0 for a prompt that is still being computed. Pass a new array in
                 each call, because the next call reads this call's array again.
-            room: whether the engine's next step can verify drafts. If it cannot, no drafts are
-                made, and `wants_drafts` says whether later steps should have room for drafts.
+            room: whether the engine's next step can verify drafts. If it cannot, the engine gets no
+                drafts, and `wants_drafts` says whether later steps should have room for drafts.
             whole: whether a step that can verify drafts has exactly k draft tokens per request. If
                 so, the gate's last decision applies, and the gate decides again in `settle`.
 

@@ -130,7 +130,7 @@ class Source:
         """Take in other engines' pieces; return this engine's own pieces since the last call.
 
         This method is called a few times per second, between engine steps. `origin` is a unique
-        name of this engine. `pieces` have not been checked (see `read_piece`).
+        name of this engine. The contents of `pieces` have not been checked (see `read_piece`).
         """
         return []
 

@@ -75,7 +75,7 @@ class OwnText(LiveTexts):
                 self._suspended.pop(request_id, None)
 
     def _resume(self, ids: list[str]) -> None:
-        """Give suspended requests automata again, in row order, if their former sizes fit."""
+        """Resume suspended requests, in row order, if automata of their former sizes fit."""
         if not self._suspended:
             return
         nbytes = self.pool.nbytes

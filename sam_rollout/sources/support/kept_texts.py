@@ -34,7 +34,7 @@ class KeptTexts:
 
     def __init__(self, max_bytes: int, corpus: list[Int32Array]) -> None:
         self.most_tokens = min(int(max_bytes * _SHARE) // 4, LARGEST_AUTOMATON // 4)
-        # Each text takes at least one block, so an automaton cannot hold more than `_most_texts`.
+        # Each text takes at least one block of an automaton, which limits the number of texts.
         most_places = min(max_bytes // 2 // 16, LARGEST_AUTOMATON // 4)
         self._most_texts = most_places // places_of(1)
         self._kept: deque[Int32Array] = deque()  # responses of training, oldest first
@@ -74,7 +74,7 @@ class KeptTexts:
         """Return the newest texts that fit into the room, ordered from old to new.
 
         `nbytes_of` maps lengths of texts in tokens, int64[texts], to their bytes in the automaton,
-        int64[texts]. At most `most_texts` texts are considered, the newest ones.
+        int64[texts]. Only the newest texts are considered; `most_texts` limits their number.
         """
         texts = list(islice(chain(reversed(self._kept), self._corpus), most_texts))
         tokens = np.fromiter(map(len, texts), np.int64, len(texts))

@@ -35,9 +35,9 @@ Place = tuple[GroupKey, int | None]  # a group, and its automaton once it has on
 TOKENS_PER_STEP = 512
 # Maximum number of other engines' texts that may wait to be read or continued.
 MOST_TEXTS = 1024
-# Shares of the memory for siblings. Texts that wait to be sent may take the share _WAITING_SHARE,
-# and texts that wait to be read may take an equal share. While automata and received texts together
-# exceed _READING_SHARE, other engines' texts are not read.
+# Shares of `max_bytes`. Texts that wait to be sent may take the share _WAITING_SHARE, and texts
+# that wait to be read may take an equal share. While automata and received texts together exceed
+# the share _READING_SHARE, other engines' texts are not read.
 _WAITING_SHARE, _READING_SHARE = 1 / 8, 3 / 4
 
 
@@ -80,7 +80,10 @@ class OwnTexts:
         self.nbytes = 0
 
     def pieces(self, origin: str) -> list[Piece]:
-        """Return the tokens sampled since the last call; name responses `<origin>/<number>`."""
+        """Return the tokens sampled since the last call.
+
+        The responses are named `<origin>/<number>`.
+        """
         pieces = list(self._ended)
         self.forget_ended()
         for request_id, identity in self._responses.live() if self.room else ():

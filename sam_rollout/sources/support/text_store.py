@@ -124,7 +124,8 @@ class TextStore:
                 responses. With None, responses of the same step come in no particular order.
             before_step: responses of this and later steps are left out. When `before_step` changes,
                 the folder's new files are looked for.
-            max_tokens: limit on all responses together; the oldest responses are left out.
+            max_tokens: maximum number of tokens of all returned responses together; the oldest
+                responses are left out.
         """
         if before_step != self._step:
             self.refresh()
