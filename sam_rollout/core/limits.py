@@ -6,8 +6,8 @@ import numpy as np
 
 # Longer drafts would hardly save more time, and each draft token makes a verify step larger.
 MAX_DRAFT_TOKENS = 32
-# Maximum of `sam.step_budget`, the number of tree tokens per step. A device is already busy with
-# fewer tokens.
+# Maximum of `sam.step_budget`, the number of tree tokens per step. Fewer tokens already keep a
+# device busy.
 MOST_STEP_TOKENS = 4096
 UNKNOWN_VOCABULARY = (1 << 31) - 1  # Stands for the size of an unknown vocabulary.
 

@@ -1,9 +1,9 @@
 """Computes confidence intervals of gains and differences between runs, of ratios, and of shares.
 
-A comparison has two sides, BASE and SAM, with runs of equally many steps. A bootstrap draw takes
-runs of each side with replacement, and then steps with replacement, the same steps for all runs.
-This is a bootstrap of two crossed factors (Owen, The pigeonhole bootstrap, 2007). A run of BASE and
-a run of SAM with the same seed are drawn as a pair.
+A comparison has two sides, BASE and SAM. The runs of both sides have the same number of steps. A
+bootstrap draw takes runs of each side with replacement, and then steps with replacement, the same
+steps for all runs. This is a bootstrap of two crossed factors (Owen, The pigeonhole bootstrap,
+2007). A run of BASE and a run of SAM with the same seed are drawn as a pair.
 
 The bootstrap's interval is too narrow for two or three runs. It is therefore widened to include a
 t-interval of the runs' totals: Student's for paired runs, otherwise Welch's. If a side has a single

@@ -85,8 +85,7 @@ def traces_at(path: Path) -> Iterator[Trace]:
 def read_sets(paths: Iterable[Path]) -> dict[str, list[Trace]]:
     """Read sets of traces, and name each set after its file or run folder.
 
-    A path may name a file or a run folder, which is one set. In any other folder, each file is a
-    set.
+    A file is one set, and so is a run folder. In any other folder, each file is a set.
 
     Raises:
         TraceError: There are no traces, a file is malformed, or two sets have the same name.

@@ -40,7 +40,7 @@ _ASK_AGAIN, _ASK_AT_LEAST_EVERY = 32, 128
 # The lead that a draft shape needs to replace the other shape: a chain's lead, and a tree's lead.
 _SHAPE_LEADS = 1.01, 1.05
 # Learning from a step prolongs the step by microseconds (benchmarks/gate.py). So the gate learns
-# from only one in _LOOK_EVERY familiar steps. With few requests, it learns from more of them.
+# from only one in _LOOK_EVERY familiar steps. While few requests run, this share is larger.
 _LOOK_EVERY = 4
 _FAMILIAR = 16  # a step is familiar if its cell has this number of measured steps
 _COUNTED = (
@@ -146,9 +146,9 @@ class AutoGate(Gate):
     def _measure(self, made: DecidedStep, context: int, seconds: float, stands_for: int) -> None:
         """Learn the time of a step that computed no prompt.
 
-        `context` is the number of all requests' tokens before the step. `stands_for` counts the
-        step itself and the skipped steps just before it. A skipped step counts with the time of
-        this step.
+        `context` is the number of all requests' tokens before the step. `stands_for` is 1 plus the
+        number of skipped steps just before the step. Each skipped step is assumed to have taken as
+        long as this step.
         """
         rows, draft_tokens = made.load.rows, made.load.draft_tokens
         if made.trial:
@@ -374,7 +374,7 @@ class AutoGate(Gate):
         return self._may_draft[shape] * accepted
 
     def _can_pay(self, level: int) -> bool:
-        """Return whether a level is below the best one, or would pay at half its extra time."""
+        """Return whether a level is below the best one, or would pay with half its extra time."""
         best = self._best
         tokens = (1 + self._accepted(level)) / (1 + self._accepted(best))
         return level < best or tokens > (1 + self._expected[level] / self._expected[best]) / 2

@@ -3,7 +3,7 @@
 After each step the drafter reports which tokens it could have drafted (the offers). It also reports
 which of these tokens are judged: known to be right or wrong, because the text went on. Tokens are
 counted in classes by their chance of acceptance, as the drafter estimated it. The fewer judged
-tokens a class has, the more the drafter's estimate counts.
+tokens a class has, the more the drafter's estimate weighs.
 
 Each octave of the number of running requests (1, 2 to 3, 4 to 7, ...) has its own offers, because
 the few requests in a long tail are not typical of all requests.

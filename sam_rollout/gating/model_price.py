@@ -13,8 +13,8 @@ _LEAD = 1.02  # a way to draft replaces the other way if it is faster by this fa
 # A trial has at least _TRIAL_STEPS steps and _TRIAL_ROWS requests (a request counts once per step).
 _TRIAL_STEPS, _TRIAL_ROWS = 32, 256
 _FIRST_WAIT, _LONGEST_WAIT = 256, 8192  # steps between two trials: at first, and at most
-# The first _SETTLING steps after a change of the way to draft are not measured. The reason is that
-# an engine that schedules a step ahead verifies the first drafts of the new way in the fourth step.
+# The first _SETTLING steps after a change of the way to draft are not measured. If an engine
+# schedules one step ahead, it verifies the first drafts of the new way only in the fourth step.
 _SETTLING = 3
 _FORGOTTEN = 1 / 512  # share of earlier measurements that each new step replaces
 _PAUSE = 4.0  # a step is not measured if its time exceeds the usual time by this factor

@@ -28,7 +28,7 @@ class ShapeTrials:
     def is_over(self, known: Supply) -> bool:
         """Return whether the last series is over.
 
-        `known` holds the shape's earlier offers; they count if the series adds to them.
+        `known` holds the shape's earlier offers; it is used only if the series adds to them.
         """
         told = self.fresh or known
         return told.rows >= LOOK_ROWS or self._rows >= _MOST_ROWS

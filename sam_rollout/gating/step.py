@@ -40,7 +40,7 @@ class EngineStep(NamedTuple):
     offered: Offered | None = None  # None if no drafts were made, or the batch has changed
     wasted: bool = False  # whether the gate decided otherwise after the step got its drafts
     group: DecidedStep | None = None  # set if engines decide together (`agreement.py`)
-    # The share of requests that may have drafts of each shape; empty if all requests may.
+    # For each shape, the share of requests that may have such drafts; empty if all requests may.
     may_draft: tuple[float, ...] = ()
 
 

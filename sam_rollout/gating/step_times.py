@@ -90,7 +90,7 @@ class StepTimes:
     def load_of(
         self, rows: int, draft_tokens: float, *, drafting: bool = True, shape: int = 0
     ) -> int:
-        """Return a cell's column: 0 if the gate is closed, else by shape and draft tokens."""
+        """Return a cell's column: 0 if nothing is drafted; otherwise the drafts determine it."""
         if not drafting:
             return 0
         load = math.ceil(_COLUMNS * draft_tokens / rows) or 1

@@ -1,8 +1,8 @@
 """Draws tokens by the Gumbel-max trick, which couples draws from similar distributions.
 
 Each token has a probability p and its own Gumbel noise g. The token with the largest log p + g is
-drawn. The noise depends only on the response's key, the position and the token's id. A draw from
-another distribution with the same noise often gives the same token (Daliri, Musco, Suresh, arXiv
+drawn. The noise depends only on the response's key, the position and the token's id. With the same
+noise, a draw from another distribution often gives the same token (Daliri, Musco, Suresh, arXiv
 2408.07978).
 """
 
@@ -77,7 +77,7 @@ class _Noise:
         _fold(_fold(_fold(self._tokens, 16, spare).mul_(_MIX_1), 13, spare).mul_(_MIX_2), 16, spare)
 
     def log_exponentials(self, bits: torch.Tensor) -> torch.Tensor:
-        """Return every token's negative noise, log e, in float32; the next call overwrites it."""
+        """Return log e (the negated noise) of every token, float32; the next call overwrites it."""
         hashed, spare = self._hashed[: len(bits)], self._spare[: len(bits)]
         low, high = bits.to(torch.int32).unsqueeze(1), (bits >> 32).to(torch.int32).unsqueeze(1)
         torch.bitwise_xor(self._tokens, low, out=hashed)

@@ -6,7 +6,7 @@ or above an upper bound of exp(z - best). To find such a bound, write exp(z - be
 straight line between the values of 2**x at the integers below and above x lies above 2**x. To
 compute the line's value at x, write x plus the bias of a float's exponent as a fixed-point number
 with 23 fraction bits, and read the bits of this number as a float. This cheap test rejects most
-tokens. Only for the remaining tokens, about ten per row, e is computed in double precision.
+tokens. For the remaining tokens, about ten per row, e is computed in double precision.
 """
 
 import contextlib

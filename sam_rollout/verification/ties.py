@@ -1,7 +1,7 @@
 """Tests whether rounding can explain a difference between two texts with the same random numbers.
 
-If rounding is the only cause, a tiny change of the logits changes the token at the first position
-where the texts differ. Such a position is close to a tie between the two tokens.
+If rounding is the only cause, a tiny change of the logits has changed the token at the first
+position where the texts differ. Such a position is close to a tie between the two tokens.
 """
 
 import math
