@@ -42,8 +42,8 @@ class _Response:
     keys: RequestKeys = field(default_factory=RequestKeys)
 
 
-# Column of a batch of prompts: the sibling number of each row's first response. If earlier rows of
-# the step have an equal prompt, their responses have the smaller numbers.
+# Column that we add to a batch of prompts: the sibling number of each row's first response. If an
+# earlier row of the step has an equal prompt, the responses of that row have the smaller numbers.
 FIRST_SIBLING_COLUMN = "sam_first_sibling"
 # Column that verl adds to some batches: the number of responses to each prompt.
 OWN_NUMBER_COLUMN = "__rollout_n__"
@@ -52,7 +52,7 @@ _current_response: contextvars.ContextVar[_Response] = contextvars.ContextVar("s
 
 
 class IdentityClient:
-    """Wraps verl's ``LLMServerClient``; adds a request's identity to its sampling parameters."""
+    """Wraps verl's ``LLMServerClient``; puts a request's identity into the sampling parameters."""
 
     def __init__(self, client: Any, seed: int) -> None:
         self._client = client
@@ -160,7 +160,7 @@ class SamAgentLoopManager(AgentLoopManagerTQ):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(_SamAgentLoopWorker)
-        # Split -> its current step, and the number of responses to each prompt so far in that step.
+        # Split -> its current step, and the responses asked for in that step, counted per prompt.
         self._asked: dict[str, tuple[int, Counter[str]]] = {}
 
     def generate_sequences(self, prompts: TensorDict) -> None:

@@ -56,7 +56,7 @@ class RunCheck:
 
 
 def settled(config: DictConfig) -> RunConfig:
-    """Read our settings, check them against verl's, and decide settings that users left open.
+    """Read our settings, check them against verl's settings, and decide what is left open.
 
     Raises:
         ConfigError: A setting is wrong.
@@ -115,9 +115,9 @@ def _drafting_rules(config: DictConfig, run: RunConfig) -> Iterator[Rule]:
     if not run.sam.enabled:
         return
     rollout, data, k = config.actor_rollout_ref.rollout, config.data, run.sam.max_draft_tokens
-    # If a single text with its k draft tokens ends less than k tokens before max_model_len, vLLM
-    # drafts for no request at all (`_input_fits_in_drafter`). Therefore max_model_len must exceed
-    # the longest text by 2 k. The last token of a text is never scored, and does not count here.
+    # If a single text ends less than 2 k tokens before max_model_len, vLLM drafts for no request at
+    # all (`_input_fits_in_drafter`). Therefore max_model_len must exceed the length of the longest
+    # text by at least 2 k. The last token of a text is never scored, and does not count here.
     length = rollout.max_model_len
     needed = data.max_prompt_length + data.max_response_length - 1 + 2 * k
     long_enough = (
@@ -141,7 +141,7 @@ def _drafting_rules(config: DictConfig, run: RunConfig) -> Iterator[Rule]:
 
 
 def batch_invariance_rules(config: DictConfig, run: RunConfig) -> Iterator[Rule]:
-    """Yield the rules for `batch_invariant`, and for the device and engine settings it needs."""
+    """Yield the rules for `batch_invariant`, and for the device and the engine that it needs."""
     field, wanted = f"{run.sampler.PATH}.batch_invariant", run.sampler.batch_invariant
     given = run_variables(config).get(BATCH_INVARIANT_ENV)
     agrees = given is None or (given != "0") == wanted
@@ -189,8 +189,9 @@ def _check_baseline(config: DictConfig, run: RunConfig) -> Iterator[str]:
         )
 
 
-# Cheap checks come first. `FILES` check what may differ between nodes, so the doctor runs them on
-# every node of a cluster. `SETTINGS` are run only where the training run is started.
+# Cheap checks come first. The checks in `FILES` concern what may differ between nodes, so the
+# doctor runs them on every node of a cluster. The checks in `SETTINGS` are run only on the node
+# where the training run is started.
 SETTINGS = (
     RunCheck("settings", lambda config, run: map(Note, _notes(config, run))),
     RunCheck("variables", lambda config, _run: map(Note, environment_notes(config))),
@@ -228,7 +229,7 @@ def check(
 def ask(
     check: RunCheck, config: DictConfig, run: RunConfig, *, planned: bool = False
 ) -> Iterator[Fact | Note]:
-    """Run one check; with `planned`, missing data or a missing model becomes a note."""
+    """Run one check; if `planned` is true, missing data or a missing model becomes a note."""
     try:
         yield from check.function(config, run)
     except NotHereError as error:

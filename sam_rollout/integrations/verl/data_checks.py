@@ -20,7 +20,7 @@ Row = Mapping[str, Any]
 
 
 def check_data(config: DictConfig) -> Iterator[Fact | Note]:
-    """Check that training files fill a batch, and that validation files have at least one row."""
+    """Check that training files have enough rows for a batch, and validation files one row or more."""
     fits = _length_filter(config)
     for key, wanted in (("train", config.data.train_batch_size), ("val", 1)):
         field = f"data.{key}_files"
@@ -106,7 +106,7 @@ def _column_rules(config: DictConfig, field: str, given: Any, row: Row) -> Itera
 
 
 def _length_filter(config: DictConfig) -> Callable[[Row], bool]:
-    """Return a function that says whether a row passes verl's filter of long prompts.
+    """Return a function that says whether a row passes verl's filter for overlong prompts.
 
     All rows pass if the filter is off, if the tokenizer is not on this machine or cannot be loaded,
     or if the run has tools, which change the prompt.

@@ -54,7 +54,7 @@ def candidates(
 
 
 def pick(found: Sequence[FinishedRequest], count: int, seed: int) -> list[FinishedRequest]:
-    """Draw some candidates at random; `count` is the largest number.
+    """Draw some candidates at random; `count` is the largest number of them.
 
     The order in which the candidates ended does not influence the draw.
     """

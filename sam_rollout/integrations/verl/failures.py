@@ -147,7 +147,7 @@ class FailureWatch:
     def look(self) -> None:
         """Ask the workers for failures, or take their answers to an earlier call.
 
-        This does not wait: answers are taken only when all workers have answered.
+        This method does not wait: answers are taken only when all workers have answered.
 
         Raises:
             RolloutFailedError: A worker reported an error of a type in `FATAL`.

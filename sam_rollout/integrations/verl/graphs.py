@@ -30,7 +30,7 @@ def tokens_per_request(sam: SamConfig) -> int:
 
 
 def capture_sizes(config: DictConfig, sam: SamConfig) -> list[int]:
-    """Return the sizes to capture, in tokens; empty if the engine chooses them or captures none."""
+    """Return the graphs' sizes in tokens; empty if the engine chooses them, or in eager mode."""
     rollout = config.actor_rollout_ref.rollout
     given = [] if rollout.enforce_eager else list(rollout.cudagraph_capture_sizes or ())
     # Without full graphs and without a drafting model, graphs of the given sizes suffice, because

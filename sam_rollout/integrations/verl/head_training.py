@@ -97,7 +97,7 @@ class HeadTraining:
         """Load the files that `save` wrote; keep the run's first head if no process finds them.
 
         Raises:
-            FileNotFoundError: Only some of the processes find the files.
+            FileNotFoundError: Some processes find the files, and others do not.
         """
         file = folder / STATE_FILE
         votes = torch.tensor([float(file.exists())]).to(this_device())
@@ -111,7 +111,7 @@ class HeadTraining:
 
 
 class HeadTrainingWorker(ActorRolloutRefWorker):
-    """verl's worker of policy and rollout, which also trains a draft head."""
+    """verl's worker for policy and rollout; it also trains a draft head."""
 
     _head: HeadTraining
 

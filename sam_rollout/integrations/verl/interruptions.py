@@ -5,7 +5,7 @@ the old prompt followed by the tokens sampled so far. In vLLM a new request begi
 so sampling rules would ignore the tokens sampled before the interruption. Therefore:
 
 * `continued` reduces ``min_tokens`` by the number of these tokens.
-* Requests with other rules (`BEGIN_ANEW`), which only an agent loop can set, are refused.
+* Requests with a parameter in `BEGIN_ANEW` are refused. Only agent loops can set these.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ BEGIN_ANEW = (
     "bad_words",
 )
 INTERRUPTED = "aborted"  # verl's stop reason of an interrupted output
-# For the current response: training step -> number of tokens that this step's weights sampled.
+# For the current response: training step -> number of tokens sampled with this step's weights.
 tokens_by_weights: ContextVar[Counter[int]] = ContextVar("sam_tokens_by_weights")
 
 
@@ -62,8 +62,8 @@ class _CountingClient(LLMServerClient):
 
 
 class InterruptedClient(FullyAsyncLLMServerClient, _CountingClient):
-    """Continues interrupted responses, and counts how many tokens each step's weights sampled.
+    """Continues interrupted responses, and counts the tokens sampled with each step's weights.
 
-    verl's class sends each request of a response with ``super().generate``. In this class, that is
+    verl's class sends each request of a response with ``super().generate``. Here, this call runs
     `_CountingClient.generate`.
     """

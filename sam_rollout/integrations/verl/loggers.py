@@ -169,7 +169,7 @@ class GuardedWandb:
 
 
 class GuardedTable:
-    """Wraps a logger of verl for tables or texts, so that its errors do not end the training."""
+    """Wraps verl's logger for tables or texts, so that its errors do not end the training."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner

@@ -21,7 +21,7 @@ from sam_rollout.sizing.shape import ModelShape
 
 # Usual draft vocabulary of public heads (docs/draft_models.md), for heads whose files are missing.
 USUAL_VOCABULARY = 32_000
-# Keys that a config.json has only if the model reads more than text.
+# Keys that a config.json has only if the model reads other inputs than text.
 _OTHER_INPUTS = ("vision_config", "audio_config", "text_config", "thinker_config")
 
 

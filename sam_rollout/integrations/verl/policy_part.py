@@ -16,7 +16,7 @@ from verl.utils.device import get_device_id
 from sam_rollout.heads.hidden_states import Policy
 from sam_rollout.heads.peers import Peers
 
-PADDING = -1  # token number of hidden states that belong to no token
+PADDING = -1  # in place of a token number, if a hidden state belongs to no token
 Step = Callable[[int, Any, Callable[[], Any]], Any]
 
 
@@ -27,8 +27,8 @@ class PolicyPart(Protocol):
 
     Attributes:
         hidden: Length of a hidden state.
-        sharers: Groups of processes that share texts. A process fills in the hidden states that it
-            has, and zeros elsewhere. After a sum over each group, all processes have all states.
+        sharers: Groups of processes that share texts. Each process has some of the hidden states,
+            and zeros for all others. After a sum over each group, all processes have all states.
         share: Number of processes that share the same texts.
         rank: This process's rank among the processes that share texts.
     """
@@ -63,7 +63,7 @@ class PolicyPart(Protocol):
 
         Returns:
             One number per state, on the host. Tokens are numbered from 0 over all texts of the
-            micro-batch. A state without a token has `PADDING`.
+            micro-batch. A state that belongs to no token has the number `PADDING`.
         """
 
     def matrices(self, peers: Peers) -> Policy:
@@ -103,7 +103,7 @@ class FsdpPart:
     def tokens(self, output: Tensor, micro_batch: Any) -> Tensor:
         offsets = micro_batch["input_ids"].offsets().tolist()
         rows, total = output.shape[1], offsets[-1]
-        # Without Ulysses, texts may be padded to the longest text. With Ulysses, texts are packed,
+        # Without Ulysses, texts may be padded to the same length. With Ulysses, texts are packed,
         # and the processes divide the packed tokens.
         if self.share == 1 and len(output) == len(offsets) - 1 and rows < total:
             texts = itertools.pairwise(offsets)

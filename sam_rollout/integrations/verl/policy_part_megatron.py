@@ -99,7 +99,7 @@ class MegatronPart:
         return tokens.flatten()
 
     def _own_share(self, tokens: Tensor) -> Tensor:
-        """Return the tokens of a text that context parallelism assigns to this process.
+        """Return the share of a text's tokens that this process has under context parallelism.
 
         A text is cut into twice as many pieces as there are processes. Process r gets piece r from
         the front and piece r from the end.

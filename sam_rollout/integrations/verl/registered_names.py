@@ -10,8 +10,8 @@ TRAINER_MODES = {
 }
 ASYNC_TRAINERS = (COLOCATE_NAME, SEPARATE_NAME)  # these trainers interrupt responses
 AGENT_LOOP_MANAGER = "sam_rollout.integrations.verl.agent_loop.SamAgentLoopManager"
-# Extra field of a response: pairs (training step, number of tokens that this step's weights
-# sampled).
+# Extra field of a response: pairs (training step, number of tokens sampled with this step's
+# weights).
 TOKENS_BY_WEIGHTS = "sam_tokens_by_weights"
 SAMPLER_MODULE = "pkg://sam_rollout.integrations.verl.sampler"
 # Folders beside the checkpoints: the trained head, and the first head with random weights. Each

@@ -1,4 +1,4 @@
-"""Joins an engine's records for the trainer: those of its workers, step recorder and server."""
+"""Joins the records that an engine's workers, step recorder and server made for the trainer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

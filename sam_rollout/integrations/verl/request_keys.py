@@ -9,7 +9,7 @@ some positions again.
 
 If an agent loop runs several requests at once, prompts determine the names. A request whose prompt
 extends the text of an ended request takes that request's name, unless another request has already
-done so. Any other request gets a new name: the hash of its prompt, and the number of earlier
+taken it. Any other request gets a new name: the hash of its prompt, and the number of earlier
 requests with an equal prompt.
 """
 

@@ -75,7 +75,7 @@ def check_run_folder(config: DictConfig) -> Iterator[Fact]:
 
 
 def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
-    """Compare the configuration with that of the run that wrote the latest checkpoint.
+    """Compare this run's settings with those of the run that wrote the latest checkpoint.
 
     Yields a note with the changes.
 
@@ -131,7 +131,7 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
 
 
 def _writer(folder: RunFolder, written_at: float) -> RunInfo:
-    """Return the run's last start before the time `written_at`, in seconds since the epoch."""
+    """Return the run's last start before `written_at` (in seconds since the epoch)."""
     for start in reversed(list(folder.read_starts())):
         if datetime.fromisoformat(start.started_at).timestamp() <= written_at:
             return start

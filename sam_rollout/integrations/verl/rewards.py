@@ -23,7 +23,7 @@ class UnjudgedError(ValueError):
 
 
 def figure(value: Any) -> float | None:
-    """Return a value as a finite number, or None if it is not one."""
+    """Return a value as a float; None if the value is not a finite number."""
     try:
         number = float(value)
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several numbers

@@ -1,8 +1,8 @@
 """Samples as DAPO does, in rounds or with refill, and counts what was sampled.
 
 A group (all responses to one prompt) has no signal if the filter metric is the same in all its
-responses. With verl 0.9.1's refill, another prompt replaces such a group at once. Which prompts a
-step trains on then depends on timing. The published DAPO setups use rounds: they sample
+responses. With verl 0.9.1's refill, another prompt replaces such a group at once. Then timing
+decides which prompts a step trains on. The published DAPO setups use rounds: they sample
 ``gen_batch_size`` prompts, wait for all responses, drop groups without signal, and keep the first
 ``train_batch_size`` groups in dataset order. If too few groups are left, another round follows.
 
@@ -60,8 +60,8 @@ class _ObservedReplayBuffer(ReplayBuffer):
         self._numbers = itertools.count()
         self._counted: set[str] = set()  # groups that an earlier step has counted
         self._outcomes: dict[str, list[float]] = {}
-        # Response that waits for training -> pairs (training step, number of tokens that the step's
-        # weights sampled). Only clients of asynchronous trainers count tokens in this way.
+        # Response that waits for training -> pairs (training step, number of tokens sampled with
+        # that step's weights). Only clients of asynchronous trainers count tokens in this way.
         self._tokens_by_weights: dict[str, list[tuple[int, int]]] = {}
         self._filtered: set[str] = set()
         self._failed: set[str] = set()
@@ -185,7 +185,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         return {metric_name(TRAIN_SPLIT, f"rounds/{name}"): v for name, v in values.items()}
 
     def _staleness(self) -> float | None:
-        """Return the mean age, in updates, of the weights that sampled the batch's tokens."""
+        """Return the mean age, in updates, of the weights used to sample the batch's tokens."""
         trained = set(self._trained)
         counts = [
             pair
@@ -223,10 +223,10 @@ class RefillReplayBuffer(_ObservedReplayBuffer):
 
 
 class AsyncRefillReplayBuffer(RefillReplayBuffer, ReplayBufferAsync):
-    """Refills as verl's asynchronous buffer does, which keeps groups for later steps.
+    """Refills like verl's asynchronous buffer, which keeps groups for later steps.
 
-    A trainer may sample several batches in a step. The metrics of the whole step come with the last
-    batch; earlier batches have no metrics.
+    A trainer may sample several batches in a step. Our metrics of the whole step come with the
+    last batch; earlier batches have only verl's metrics.
     """
 
     def __init__(self, *, trainer_config: Any, **kwargs: Any) -> None:

@@ -170,7 +170,7 @@ class SamHttpServer(vLLMHttpServer):
         identity = RequestIdentity.from_extra_args(extra_args)
         resumed = identity.resumed(len(prompt_ids)) if identity else 0
         # With this setting, vLLM sends one output per response, at the response's end. By default,
-        # vLLM sends an output after every step, each with all tokens so far.
+        # vLLM sends an output after every step, and each output has all tokens so far.
         one_output = {"output_kind": RequestOutputKind.FINAL_ONLY}
         sampling_params = continued(sampling_params, resumed) | one_output
         call = object()  # ids are not unique: with full_determinism, parallel requests share an id

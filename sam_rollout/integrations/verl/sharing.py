@@ -36,10 +36,10 @@ logger = logging.getLogger(__name__)
 # Minimum time between two calls of `share` (turns), in seconds. A text helps more if it arrives
 # early, but every turn costs the engines time.
 INTERVAL_S = 0.05
-# Limits of messages and pieces per second. Above them, turns come less often.
+# Limits of messages and pieces per second. To keep to these limits, turns come less often.
 MESSAGES_PER_S = 64
 PIECES_PER_S = 1000
-# Limits in bytes: of all pieces that wait for one server or engine, and of one message.
+# Limits in bytes: for all pieces that wait for one server or engine, and for one message.
 MOST_WAITING_BYTES = 16 << 20
 MESSAGE_BYTES = 2 << 20
 # Memory of a piece's tuple in bytes, in addition to the tokens.
@@ -114,9 +114,10 @@ class TextSharing:
 
     Args:
         replica: Number of this server's replica.
-        servers: Actor handles of the replicas' servers, by replica, with a method ``hear_texts``.
+        servers: Number of a replica -> actor handle of its server, with a method ``hear_texts``.
         engines: Number of engines of this server.
-        exchange: A function that sends every engine its pieces, and returns what each has sampled.
+        exchange: A function that sends each engine its pieces, and returns the pieces that each
+            engine has sampled.
         folder: Name of the folder that keeps ended responses; empty if there is none.
 
     Attributes:

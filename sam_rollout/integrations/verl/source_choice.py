@@ -97,7 +97,7 @@ def _none_serves_later(config: DictConfig, run: RunConfig) -> str:
     epochs = config.trainer.total_epochs
     files = data_files("data.train_files", config.data.train_files)
     rows, prompts = _rows_and_prompts(tuple(files), config.data.prompt_key)
-    # A file may have each prompt many times (the published DAPO-Math-17k: a hundred times).
+    # A file may have each prompt many times (a hundred times in the published DAPO-Math-17k).
     if epochs < 2 and rows == prompts:
         return f"no prompt comes back with trainer.total_epochs = {epochs}"
     tokens = prompts * config.actor_rollout_ref.rollout.n * config.data.max_response_length

@@ -35,8 +35,8 @@ class StepRecords:
         sentinel = run.telemetry.sentinel
         self._sentinel = Sentinel(sentinel) if run.sam.enabled and sentinel.enabled else None
         self._reports: list[ReplicaRecords] = []  # records of the current training step
-        # Times in seconds since the epoch: `_since_s`, when the period of `_reports` began, and
-        # `_drained_s`, when records were last collected.
+        # Times in seconds since the epoch. The period of `_reports` began at `_since_s`. Records
+        # were last collected at `_drained_s`.
         self._since_s = self._drained_s = -math.inf
 
     def collect(

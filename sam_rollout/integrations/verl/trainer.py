@@ -107,7 +107,7 @@ class _RecordingTrainer(PPOTrainer):
         self._adopt_loggers()
 
     def _adopt_loggers(self) -> None:
-        """Wrap verl's loggers to catch their errors; `fit` creates them before it calls hooks."""
+        """Wrap verl's loggers, which `fit` creates before it calls hooks, to catch their errors."""
         if self._curve_logger is not None:
             return
         loggers = self.logger.logger

@@ -61,7 +61,7 @@ def parts_of(trainer: Any) -> Parts:
 
 
 class Watchdog:
-    """Asks the processes of a run whether they live.
+    """Asks the processes of a run whether they are alive.
 
     There is no time limit, because a busy process may answer late.
     """

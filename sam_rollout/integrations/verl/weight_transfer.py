@@ -82,7 +82,7 @@ vllm_rollout.BucketedWeightSender = WatchedSender
 
 
 class SamServerAdapter(ServerAdapter):
-    """Sends one training process's weights, which vLLM receives in model_drafts/head_update.py."""
+    """Sends one training process's weights; `HeadUpdates` receives a draft head's weights."""
 
     head_weights: Callable[[], Iterable[tuple[str, Tensor]]] | None = None
 
