@@ -8,7 +8,7 @@ PACKAGE = "vllm_ascend"
 
 
 def is_installed() -> bool:
-    """Whether vllm-ascend is installed. It is not imported: importing it would choose a device."""
+    """Whether vllm-ascend is installed. We do not import it, because this would choose a device."""
     return find_spec(PACKAGE) is not None
 
 

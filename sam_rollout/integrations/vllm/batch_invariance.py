@@ -11,8 +11,8 @@ import sys
 BATCH_INVARIANT_ENV = "VLLM_BATCH_INVARIANT"
 # Attention backends of vLLM that declare `supports_batch_invariance`.
 BACKENDS = ("FLASH_ATTN", "FLASH_ATTN_MLA", "FLEX_ATTENTION", "TRITON_ATTN", "TRITON_MLA")
-# Module -> its variable that is set once the module has replaced operators. vLLM moved its module
-# after 0.24.
+# Module -> name of a variable that the module sets once it has replaced operators. vLLM moved its
+# module after 0.24.
 _SWITCHES = {
     "vllm.model_executor.determinism.batch_invariant": "_batch_invariant_MODE",
     "vllm.model_executor.layers.batch_invariant": "_batch_invariant_MODE",

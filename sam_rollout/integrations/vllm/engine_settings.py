@@ -75,7 +75,7 @@ def _speculation_of(model: Any) -> dict[str, Any]:
 def engine_arguments(
     sam: SamConfig, sampler: RolloutSamplerConfig = ENGINES_OWN_SAMPLER
 ) -> dict[str, Any]:
-    """Return the engine arguments for these settings; the server then keeps no token ids."""
+    """Return the engine arguments for these settings; the server does not keep token ids."""
     return EngineSettings(sam, sampler).arguments()
 
 

@@ -54,7 +54,7 @@ def offline_engine(
 
     Args:
         worker_extension: Full name of ``SamWorkerExtension`` or a subclass.
-        record: Keep records; the caller then has to fetch them with ``sam_drain``.
+        record: Whether to keep records. If so, the caller has to fetch them with ``sam_drain``.
         overrides: Engine arguments. If they include ``speculative_config``, the caller chooses the
             drafter, and it is not checked whether our drafter runs.
     """

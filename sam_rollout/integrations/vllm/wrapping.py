@@ -32,7 +32,7 @@ class Wrapper:
         self._replaced: list[tuple[Any, str, Any]] = []
 
     def replace(self, owner: Any, name: str, method: Callable[..., Any]) -> Any:
-        """Replace a method of one object; return the replaced method."""
+        """Replace a method of one object; return the original method."""
         original = getattr(owner, name)
         self._replaced.append((owner, name, vars(owner).get(name)))
         setattr(owner, name, method)

@@ -66,7 +66,7 @@ class AscendEngineDrafter(EngineDrafter):
 
 
 def _check_positions(runner: Any, config: ModelSourceConfig) -> None:
-    """Refuse a drafter with too few positions for the longest texts; vllm-ascend accepts it."""
+    """Refuse a drafter with too few positions for the longest texts; vllm-ascend would use it."""
     drafting = runner.speculative_config.draft_model_config  # None if the drafter has no model
     needed = runner.model_config.max_model_len
     if drafting is not None and drafting.max_model_len < needed:

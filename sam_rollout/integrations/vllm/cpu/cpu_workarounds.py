@@ -62,7 +62,7 @@ def _without_single_rows(linear: Linear) -> Linear:
     """Return a layer that computes a single row together with a copy of the row.
 
     For a single row with many inputs, oneDNN has a kernel that sums in another order. So a token
-    that is alone in a step would be rounded differently than in a verify step. Reading the shape at
+    that is alone in a step would get other results than in a verify step. Reading the shape at
     run time works only in eager execution, which our CPU profile asks for.
     """
 
@@ -86,11 +86,11 @@ def _is_coupled() -> bool:
 
 
 def _round_tokens_alike() -> None:
-    """Make a token's rounding independent of other tokens if the sampler is coupled.
+    """Make the rounding of a token's logits independent of other tokens, for coupled samplers.
 
     With AMX, the kernel of a bfloat16 layer depends on the number of rows. From 5 rows on, small
     layers get another kernel of vLLM; from about 36 rows on, larger layers get another kernel of
-    oneDNN. So the first layer of an engine with a coupled sampler switches AMX off for the process.
+    oneDNN. So AMX is switched off for a process once it makes an engine with a coupled sampler.
 
     If a request has one token in a step, vLLM's attention divides the request's keys among several
     threads. A verify step keeps all keys in one thread, and therefore sums in another order than

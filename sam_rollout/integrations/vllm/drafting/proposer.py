@@ -72,7 +72,7 @@ class RunnerRequests:
         return self._runner.requests
 
     def identity(self, request_id: str) -> RequestIdentity:
-        """Return a request's identity; a request that carries none gets one from its prompt."""
+        """Return a request's identity, or one made from its prompt if the request has none."""
         request = self._runner.requests[request_id]
         identity = RequestIdentity.from_extra_args(request.sampling_params.extra_args)
         if identity is not None:
@@ -137,7 +137,8 @@ class SamProposer:
 
         Args:
             drafts_are_used: False on ranks whose drafts vLLM never reads; no session begins there.
-            record: Keep per-step and per-request records; the caller then has to ``drain``.
+            record: Whether to keep per-step and per-request records. If so, the caller has to call
+                ``drain``.
 
         Raises:
             ConfigError: A draft model would run with vLLM's own asynchronous scheduler.

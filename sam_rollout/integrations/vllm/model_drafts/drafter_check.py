@@ -48,7 +48,7 @@ def check_drafter(
 def positions_note(model: ModelSourceConfig, positions: int | None, max_model_len: int) -> str:
     """Return a warning if a text may have more tokens than the drafter has positions, else "".
 
-    In steps with such a text, vLLM skips the drafter (read in vLLM 0.24, 0.28 and 0.31).
+    In steps with such a text, vLLM skips the drafter (by the source of vLLM 0.24, 0.28 and 0.31).
     """
     if positions is None or positions >= max_model_len:
         return ""
@@ -63,8 +63,8 @@ def check_engines_drafter(model: ModelSourceConfig, vllm_config: Any) -> None:
     """Compare an engine's drafter with the policy; give a Medusa head only the layers it needs.
 
     Raises:
-        ConfigError: see `check_drafter`. An engine in lockstep with others also raises it if a text
-            may be too long for the drafter; other engines only log a warning.
+        ConfigError: see `check_drafter`. With engines in lockstep, it is also an error if a text
+            may be too long for the drafter. Other engines only log a warning.
     """
     speculation = vllm_config.speculative_config
     policy, drafter = speculation.target_model_config, speculation.draft_model_config
@@ -75,7 +75,7 @@ def check_engines_drafter(model: ModelSourceConfig, vllm_config: Any) -> None:
     check_drafter(model, policy.hf_text_config.to_dict(), config)
     if model.method == "medusa":
         # vLLM 0.31 makes one output layer for each of the engine's k draft tokens, even if the
-        # drafter has weights for fewer layers. The drafter needs one for each token that it drafts.
+        # drafter has weights for fewer layers. It needs one layer for each token that it drafts.
         drafter.hf_config.num_lookahead_tokens = model.max_tokens
     if note := positions_note(model, drafter.max_model_len, policy.max_model_len):
         parallel = vllm_config.parallel_config

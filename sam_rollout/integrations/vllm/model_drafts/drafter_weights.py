@@ -40,7 +40,7 @@ def _sharing(original: Any) -> Any:
 
 
 def reads_policy(drafter: Any) -> bool:
-    """Whether a drafter of one of our engines is a head that reads the policy's hidden states."""
+    """Whether a drafter belongs to one of our engines, and reads the policy's hidden states."""
     config = drafter.vllm_config
     return has_model(config) and drafter.method in _HEADS
 

@@ -10,7 +10,10 @@ PREFIX = "sam_head."
 
 
 class HeadUpdates:
-    """Loads a draft head's weights; as a mixin it stands before verl's worker extension."""
+    """A mixin that loads a draft head's weights.
+
+    Among a class's bases, it has to come before verl's worker extension.
+    """
 
     model_runner: Any
     vllm_config: Any
@@ -28,7 +31,7 @@ class HeadUpdates:
         process_weights_after_loading(self.model_runner.drafter.model, draft_config, self.device)
 
     def _update_weights(self, weights: Any, *args: Any, **kwargs: Any) -> None:
-        """Load a bucket's tensors of the head; verl's method loads the policy's tensors."""
+        """Load the head's tensors in a bucket; verl's method loads the policy's tensors."""
         weights = list(weights)
         head = [(name[len(PREFIX) :], t) for name, t in weights if name.startswith(PREFIX)]
         if head:

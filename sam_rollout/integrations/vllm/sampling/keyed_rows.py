@@ -54,7 +54,7 @@ class KeyedRows(LogitsProcessor):
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         if not batch_update:
             return
-        # `keys` is in pageable memory, so `copy_` has read all of it when it returns.
+        # `keys` is in pageable memory, so `copy_` returns only after it has read all of `keys`.
         keys = torch.tensor(self.keys_of(self._runner.input_batch.req_ids), dtype=torch.int64)
         self.keys[: len(keys)].copy_(keys, non_blocking=True)
 

@@ -72,7 +72,7 @@ def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
 
 
 def shared_noise(model_runner: Any) -> KeyedTopKTopPSampler | None:
-    """Return the runner's sampler, if a draft model can draw with its noise, else None."""
+    """Return the runner's sampler if a draft model can draw with the sampler's noise, else None."""
     drawing = getattr(getattr(model_runner, "sampler", None), "topk_topp_sampler", None)
     shares = isinstance(drawing, KeyedTopKTopPSampler) and drawing.config.kind == "coupled"
     return drawing if shares else None

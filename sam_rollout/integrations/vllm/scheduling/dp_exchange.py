@@ -6,8 +6,8 @@ tensor. A separate collective could hang, because one rank might call it more of
 
 We replace ``dist.all_reduce`` in the module that sums the tensor. With vLLM's runner, this is the
 module of ``coordinate_batch_across_dp``. With vllm-ascend's, it is the module of
-``NPUModelRunner._sync_metadata_across_dp``. We checked the source of vLLM 0.11 to 0.28 and of
-vllm-ascend 0.23. Every rank does this when its proposer is made, before its first step.
+``NPUModelRunner._sync_metadata_across_dp``. Every rank replaces the function when its proposer
+is made, before its first step. We checked the source of vLLM 0.11 to 0.28 and of vllm-ascend 0.23.
 """
 
 import sys

@@ -30,7 +30,7 @@ from sam_rollout.integrations.vllm.wrapping import Wrapper
 from sam_rollout.session.session import DraftSession
 
 # A step is prepared ahead only if it scores at most this number of tokens. If memory bandwidth
-# limits an accelerator's speed, scoring this number takes about as long as scoring one token.
+# limits an accelerator's speed, scoring that many tokens takes about as long as scoring one.
 SCORED_AHEAD = 256
 _PATIENCE_S = 0.1  # longest wait for the next launch
 _NAP_S = 2e-5
@@ -332,7 +332,7 @@ class LateBinding(Wrapper):
         drafts.fill(0)  # the previous step has read this buffer by now
         self._lengths = lengths
         # vLLM will write a placeholder at the end of each text. It does not know yet how many draft
-        # tokens were accepted, so it needs the right lengths from here.
+        # tokens were accepted, so the right lengths are set here.
         batch.num_tokens_no_spec[: len(lengths)] = lengths
         self._newest = None
         if self._session is not None:

@@ -25,7 +25,7 @@ from sam_rollout.integrations.vllm.scheduling.request_rules import mark_as_ours
 from sam_rollout.integrations.vllm.wrapping import wrap_once
 from sam_rollout.sources.model import BY_PASSES
 
-# Both our schedulers are known to fit these releases of vLLM, which tests/contracts/rows covers.
+# Both of our schedulers are known to fit these releases of vLLM (see tests/contracts/rows).
 KNOWN_RELEASES = ((0, 24), (0, 31))
 # With a draft model, our synchronous scheduler is known to fit these releases of vLLM.
 KNOWN_WITH_MODEL = ((0, 23), *KNOWN_RELEASES)

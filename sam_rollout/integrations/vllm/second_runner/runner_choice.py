@@ -1,8 +1,8 @@
 """Lets an engine with our drafter use vLLM's second model runner, if the environment asks for it.
 
 With the second runner, vLLM refuses the method `custom_class`, and `init_speculator` cannot make a
-plug-in's drafter. If ``VLLM_USE_V2_MODEL_RUNNER=1``, this module removes the refusal and wraps the
-function.
+plug-in's drafter. If ``VLLM_USE_V2_MODEL_RUNNER=1``, this module removes the refusal and wraps
+`init_speculator`.
 """
 
 import os

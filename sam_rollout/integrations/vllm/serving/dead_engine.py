@@ -33,7 +33,7 @@ _LAST_WORDS = (
 
 
 def first_of(error: BaseException) -> BaseException:
-    """Return the first error of a chain of errors, each raised while the one before was handled."""
+    """Follow a chain of errors, each raised while another was handled; return the first error."""
     while error.__context__ is not None and error.__cause__ is None:
         error = error.__context__
     return error

@@ -23,7 +23,7 @@ async def ask_engines(
     """Call a method of every worker of every engine; return the answers of each engine's workers.
 
     ``arguments`` has the method's arguments for each engine. With data parallelism,
-    ``AsyncLLM.collective_rpc`` returns only the first engine's answers (read in vLLM 0.23 to 0.28).
+    ``AsyncLLM.collective_rpc`` returns only the first engine's answers (vLLM 0.23 to 0.28).
     """
     engines = engine_count(engine)
     arguments = [()] * engines if arguments is None else arguments
@@ -88,7 +88,7 @@ class EngineRecorders(StatLoggerBase):
         for request in finished:
             shares[self._engine_of.pop(request.request_id, 0)].append(request)
         # `_left` has the requests that the previous call left. If one of them is still left now, it
-        # was interrupted before its first token, and will not come any more.
+        # was interrupted before its first token, and will never be in `finished`.
         for request_id in self._left:
             self._engine_of.pop(request_id, None)
         self._left = set(self._engine_of)

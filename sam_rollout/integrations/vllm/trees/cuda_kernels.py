@@ -42,7 +42,7 @@ def add_trees(
 def block(width: int, least: int = 16) -> int:
     """Return a power of two that is not below `width`: the length of a block's dimension.
 
-    The length is at least `least`; `tl.dot` needs 16. With a larger `least`, more widths have the
+    The length is at least `least`; `tl.dot` needs 16. With a larger `least`, more widths get the
     same length, so fewer kernels have to be compiled.
     """
     return max(least, triton.next_power_of_2(width))

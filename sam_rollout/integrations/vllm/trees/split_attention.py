@@ -137,7 +137,7 @@ class SplitTreeAttention(TreeAttention):
 
     table_name: ClassVar[str]  # name of the block table in the attention's metadata
     writes_cache: ClassVar[bool]  # whether the implementation's `forward` also writes the cache
-    cache_axis: ClassVar[int]  # axis of a layer's cache: 0 has the keys, 1 the values
+    cache_axis: ClassVar[int]  # axis of a layer's cache; keys are at index 0, values at 1
 
     def __init__(self, runner: Any, keeper: TreeKeeper) -> None:
         super().__init__(runner, keeper)
@@ -296,7 +296,7 @@ class SplitTreeAttention(TreeAttention):
 def attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
 ) -> Pair:
-    """Attend under a mask, bool [R, T, keys], in float32.
+    """Compute attention with a mask, bool [R, T, keys], in float32.
 
     Args:
         query: [R, T, heads, head size].

@@ -47,7 +47,7 @@ def _shape(
 ):  # fmt: skip
     """Fill in each node's parent, depth and ancestors, and mark the rows whose drafts branch.
 
-    Returns the number of tokens whose position in the text is not the one that they would have in a
+    Returns the number of tokens that have another position in the text than they would have in a
     chain. `moved` gets the indices of these tokens among the step's tokens, and the corrections of
     their positions.
     """

@@ -1,8 +1,8 @@
 """Verifies draft trees with our rejection sampler.
 
-A token is drawn from every node's logits, and the path whose tokens were drawn is kept. For
-penalties and similar rules, the tokens on the path to a node belong to the text before the token
-that is drawn there.
+A token is drawn from every node's logits, and the path whose tokens were drawn is kept. Penalties
+and similar rules look at the text before the drawn token, which includes the draft tokens on the
+path to the node.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class TreeRejectionSampler(KeyedRejectionSampler):
         trees = self._keeper.step
         if trees is None or spec_token_ids is None:
             return super()._combine_outputs_with_spec_tokens(output_token_ids, spec_token_ids)
-        # vLLM's list of drafts may be longer than the batch: at first it has an entry for every
+        # vLLM's list of drafts may be longer than the batch: it may have an entry for every
         # possible row.
         return [
             [*text, *self._path_to(trees, row, tokens, node)]
