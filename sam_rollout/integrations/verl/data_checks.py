@@ -20,7 +20,7 @@ Row = Mapping[str, Any]
 
 
 def check_data(config: DictConfig) -> Iterator[Fact | Note]:
-    """Check that training files have enough rows for a batch, and validation files one row or more."""
+    """Check that training files have rows for a batch, and that validation files are not empty."""
     fits = _length_filter(config)
     for key, wanted in (("train", config.data.train_batch_size), ("val", 1)):
         field = f"data.{key}_files"

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 # Minimum time between two calls of `share` (turns), in seconds. A text helps more if it arrives
 # early, but every turn costs the engines time.
 INTERVAL_S = 0.05
-# Limits of messages and pieces per second. To keep to these limits, turns come less often.
+# Limits of messages and pieces per second. Turns that would exceed them come later.
 MESSAGES_PER_S = 64
 PIECES_PER_S = 1000
 # Limits in bytes: for all pieces that wait for one server or engine, and for one message.
