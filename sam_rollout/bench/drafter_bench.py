@@ -69,7 +69,7 @@ def measure(
 
 
 def size_of(episodes: list[Episode]) -> dict[str, int]:
-    """Return how many groups, responses and tokens a set of texts has."""
+    """Return how many groups, responses and tokens of a set are measured, and further numbers."""
     drafted = [trace for one in episodes if one.measured for trace in one.traces]
     return {
         "groups": len({trace.group for trace in drafted}),

@@ -115,8 +115,8 @@ def measure_case(
 ) -> list[dict[str, Any]]:
     """Measure reading, copying and all samplers in turns; slow samplers run fewer times.
 
-    Return a row of JSON values for each measured call. Samplers that are not `countable` have no
-    counts of operations.
+    Return a row of JSON values for each measured call. If a sampler is not `countable`, its
+    row has no counts of operations.
     """
     called: list[tuple[str, str, Callable[[], Any], bool]] = [
         (READ, "torch", case.probabilities.sum, True),

@@ -46,7 +46,7 @@ class Engine:
     def step(self) -> None:
         """Run one step, or several steps at once.
 
-        If there is neither a drafter nor a new prompt, all steps run until a response ends.
+        If there is no drafter and no new prompt, steps are run until a response ends.
         """
         rows, decoding, steps = self.rows, len(self.rows), 1
         joined = rows.join(0)

@@ -82,7 +82,7 @@ def write(
 
 
 def without_secrets(value: Any, key: str = "") -> Any:
-    """Return a configuration in which the values of keys that name secrets are replaced."""
+    """Return a configuration without its secrets; a value is secret if its key names a secret."""
     if isinstance(value, Mapping):
         return {name: without_secrets(item, str(name)) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -148,7 +148,7 @@ def _cause(error: Exception) -> str:
 
 
 def compare(known: Mapping[str, Facts]) -> Iterator[Line]:
-    """Yield a failing line for each fact that differs between nodes; else a line `ok`."""
+    """Yield a failing line for each fact that differs between nodes, or else an `ok` line."""
     differ = False
     for what in dict.fromkeys(what for node in known.values() for what in node):
         nodes_of: dict[str, list[str]] = {}

@@ -20,7 +20,8 @@ class Acceptance:
 
     # For each position in a draft: the policy's mean probability of the draft token.
     per_position: tuple[float, ...]
-    # Tokens per verify step, bonus token included, of an engine that samples these texts.
+    # Mean number of tokens per verify step, bonus token included, while an engine samples these
+    # texts.
     length: float
     positions: int  # Number of positions in responses.
 
@@ -44,7 +45,7 @@ class Acceptance:
 def tokens_per_step(accepted: Sequence[int]) -> tuple[int, int]:
     """Replay a text; return the numbers of its tokens and of its verify steps.
 
-    `accepted[i]` is the number of accepted tokens of a draft at position i.
+    `accepted[i]` is the number of accepted tokens of the draft that begins at position i.
     """
     place = steps = 0
     while place < len(accepted):

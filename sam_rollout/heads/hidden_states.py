@@ -29,7 +29,7 @@ class Sample:
     prompt: int
 
     def part(self, rng: random.Random, length: int) -> Sample:
-        """Return a window of this length in tokens; `draw_start` draws where the window begins."""
+        """Return a random window of the text; `length` is the number of tokens in the window."""
         start = draw_start(rng, len(self.tokens), self.prompt, length)
         part = slice(start, start + length)
         prompt = max(0, self.prompt - start)
@@ -49,7 +49,7 @@ def draw_start(rng: random.Random, tokens: int, prompt: int, length: int) -> int
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """A causal language model (library transformers), and two matrices that its head uses, too.
+    """A causal language model (library transformers); its draft head shares two of its matrices.
 
     Both matrices are on the same device. The model's layers may be on several devices.
     """

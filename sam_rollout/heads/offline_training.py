@@ -125,7 +125,7 @@ def split(traces: Sequence[Trace]) -> tuple[list[Trace], list[Trace]]:
 
 
 def frequent_tokens(traces: Sequence[Trace], count: int, vocabulary: int) -> torch.Tensor:
-    """Return the ids of responses' most frequent tokens, ascending; `count` is their number."""
+    """Return the ids of the most frequent response tokens, ascending; `count` is their number."""
     seen = np.bincount(np.concatenate([t.response for t in traces]), minlength=vocabulary)
     return torch.as_tensor(np.sort(np.argsort(-seen, kind="stable")[:count]))
 

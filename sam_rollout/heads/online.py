@@ -1,8 +1,9 @@
 """Trains a head while its policy is trained, within a share of each training step's time.
 
 The head learns from windows (excerpts) of the policy's newest responses, with the hidden states
-that the policy's training computes anyway. New windows first serve to measure the head's
-acceptance. The head's training changes neither the policy nor shared random generators.
+that the policy's training computes anyway. The head's acceptance on new windows is measured before
+the head learns from them. The head's training changes neither the policy nor shared random
+generators.
 """
 
 import copy
@@ -43,7 +44,7 @@ class SampleBuffer:
         self.samples: deque[Sample] = deque()
 
     def add(self, samples: Iterable[Sample]) -> None:
-        """Add windows, and drop the oldest ones beyond the limit."""
+        """Add windows; drop the oldest windows until the buffer is within its limit."""
         for sample in samples:
             self.samples.append(sample)
             self._fresh += 1
@@ -77,7 +78,7 @@ class OnlineHead:
         # True: an error has ended the training, and the head has its last good weights.
         self.failed = False
         self.updates = 0  # Number of weight updates, including those before a resume.
-        # An error outside of `learn`, which makes the next `learn` fail in all processes.
+        # An error outside of `learn`; it makes the next call of `learn` fail in all processes.
         self.problem: Exception | None = None
         self.buffer = SampleBuffer(max(settings.window, settings.buffer_tokens // peers.size))
         self._steps, self._peers = steps, peers
@@ -182,7 +183,7 @@ class OnlineHead:
         return Acceptance.of(self._peers.sum(counts))
 
     def _update(self, learner: Learner, started_s: float) -> dict[str, float]:
-        """Make updates as long as there is time, but at least one."""
+        """Make updates as long as there is time, but at least one if all processes have samples."""
         losses: list[float] = []
         head, device = learner.head.train(), learner.output.device
         samples = list(self.buffer.samples)

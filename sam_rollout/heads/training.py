@@ -84,7 +84,8 @@ class Learner:
     def loss(self, samples: Sequence[Sample]) -> Tensor:
         """Return the mean cross entropy per draft token, in nats, over positions and draft steps.
 
-        If the head can draft only some tokens, the policy's probabilities of others are ignored.
+        If the head can draft only some tokens, the policy's probabilities of other tokens are
+        ignored.
         """
         losses = []
         # To save memory, large distributions are computed in parts, and once more for the gradient.
@@ -118,8 +119,8 @@ class Learner:
         place = torch.arange(ids.shape[1], device=device)
         embedded = self.policy.embeddings[ids]
         for number, hidden in enumerate(self.head.unroll(embedded, states, self.steps)):
-            # Row t drafts token t + 2 + number. The policy predicts that token at position
-            # t + 1 + number.
+            # `number` is the draft step, counted from 0. Row t drafts token t + 2 + number, and the
+            # policy predicts the same token at position t + 1 + number.
             drafts = (place + 1 >= prompts) & (place + 2 + number < lengths)
             yield (
                 number, hidden[drafts], shifted(last, number + 1)[drafts],
@@ -159,7 +160,8 @@ class NoNumberError(ArithmeticError):
 class HeadOptimizer:
     """Muon for the matrices and AdamW for the norms, with gradients averaged over all processes.
 
-    With Muon a head learns more per update than with AdamW, and one rate suits heads of all widths.
+    With Muon a head learns more per update than with AdamW. One learning rate suits heads of all
+    widths.
     """
 
     def __init__(self, head: Eagle3Head, rate: float, peers: Peers = ALONE) -> None:

@@ -152,11 +152,11 @@ class Comparison(Both):
         return "between and within runs" if several else "within runs"
 
     def time(self, key: str) -> TimeRow | None:
-        """Return the row of the time with this key; None if a run lacks the metric."""
+        """Return the row for the time that has this key; None if a run lacks the metric."""
         return next((row for row in self.times if row.key == key), None)
 
     def quantity(self, key: str) -> QuantityRow | None:
-        """Return the row of the quantity with this key; None if a run lacks the metric."""
+        """Return the row for the quantity that has this key; None if a run lacks the metric."""
         return next((row for row in self.quantities if row.key == key), None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -256,7 +256,7 @@ def _facts(run: Run) -> dict[str, Any]:
 
 
 def number(value: float, sign: str = "") -> str:
-    """Format a number with three significant digits, or as a whole number from 100 on."""
+    """Format a number with three significant digits; from 100 on, format it as a whole number."""
     return f"{value:{sign},.0f}" if abs(value) >= 100 else f"{value:{sign}.3g}"
 
 

@@ -37,13 +37,13 @@ class Losslessness:
     """The comparisons of the responses of all pairs of runs."""
 
     coupled: bool  # Whether both sides used the same coupled sampler.
-    # Whether a trainer is asynchronous, so that timing decides which weights sample a token.
+    # Whether a trainer is asynchronous. Then the weights that sample a token depend on timing.
     timed: bool
     pairs: list[Pair]  # Each pair has a run of BASE and a run of SAM, with equal seeds if possible.
     controls: list[Pair]  # Each pair has two runs of the same side.
 
     def counts(self) -> dict[str, tuple[int, int]]:
-        """Return, for each way to compare, how many responses are identical and how many there are.
+        """Return, for each way to compare, how many responses are identical, and the total.
 
         The two ways are `TOKEN_IDS` and `LENGTHS`.
         """
@@ -123,7 +123,7 @@ def _compare(names: Sequence[str], by: str, one: pd.Series, other: pd.Series) ->
 
 
 def _common(one: np.ndarray | int, other: np.ndarray | int) -> int | None:
-    """Return the number of equal tokens before the first difference; None without a difference."""
+    """Return the number of equal tokens before the first difference; None if nothing differs."""
     if np.array_equal(one, other):
         return None
     if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):

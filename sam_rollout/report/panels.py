@@ -16,7 +16,7 @@ POSITIONS = r"sam/draft/accepted_position_\d+"
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart of some metrics, of all metrics whose names match a pattern, or of a picture."""
+    """A chart of given metrics or of all metrics whose names match a pattern, or else a picture."""
 
     title: str
     metrics: tuple[str, ...] = ()

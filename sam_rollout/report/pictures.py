@@ -133,4 +133,4 @@ def _title(axis: Axes, headline: str, details: Sequence[str]) -> None:
         "\n".join(details), (0, 1), xytext=(0, 4), xycoords="axes fraction",
         textcoords="offset points", fontsize=8,
     )  # fmt: skip
-    text.set_in_layout(False)  # The title leaves room, so this text must not shrink the axis.
+    text.set_in_layout(False)  # `pad` makes room for this text; the layout must not add more.

@@ -15,7 +15,7 @@ PLACES = {
 }  # fmt: skip
 REPEATS_PARTS = {"sam_rollout", "compare", "max_logprobs"}
 SAM_PARTS = REPEATS_PARTS | {"sam", "draft_model_path"}
-SPECULATION = "speculative_config"  # with `sam.enabled`, the group `sam` decides its value
+SPECULATION = "speculative_config"  # if `sam.enabled`, the group `sam` decides this value
 _ASKED = f"{ASKED}."
 _COMMIT_DIGITS = 12
 SEEDS = ("actor_rollout_ref.rollout.seed", "data.seed")  # not compared by `run_differences`

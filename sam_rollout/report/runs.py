@@ -29,8 +29,8 @@ class Run:
 
     @property
     def training_steps(self) -> list[int]:
-        """The training steps for which more than the metrics of validation is recorded."""
-        # Column names become texts first, because pandas gives an empty table numeric ones.
+        """The training steps that have recorded metrics besides those of validation."""
+        # Column names become texts first, because an empty table has numeric names in pandas.
         # Our wandb logger adds training/global_step to the metrics of validation.
         idle = self.steps.columns.astype(str).str.match("val-|sam_val/|training/global_step$")
         return list(self.steps.index[self.steps.loc[:, ~idle].notna().any(axis=1)])
@@ -92,7 +92,7 @@ def load_side(side: str, paths: Iterable[str | Path]) -> list[Run]:
 def seeds_in_pairs(base: list[Run], sam: list[Run]) -> bool:
     """Return whether both sides have the same seeds in the same order.
 
-    A side must have several runs, whose seeds all differ.
+    The result is false if a side has only one run, or two runs with equal seeds.
     """
     seeds = [run.start.seeds for run in base]
     known = len(base) > 1 and all(seeds)

@@ -42,8 +42,7 @@ class RolloutRound:
         running = min(self.per_engine, self.max_num_seqs)
         shared = self.per_engine * self.response_tokens
         if sources.prompt.earlier_steps:
-            # A prompt's responses are spread over the engines, so any engine may need the earlier
-            # responses of any prompt.
+            # An engine needs the earlier responses to all prompts of its running requests.
             earlier = sam.texts.max_responses_per_prompt * self.response_tokens
             shared += min(self.prompts, running) * earlier
         text = self.prompt_tokens + self.response_tokens

@@ -1,6 +1,6 @@
 """Estimates the memory of one device in both phases of a step, rollout and training.
 
-One source is cann-recipes-train's document on Qwen3-235B
+The formulas have two sources. One is cann-recipes-train's document on Qwen3-235B
 (docs/llm_rl/qwen3_235B_32k_longseq_rl_train_optimization.md, sections 2.1 and 3.1). Tests compare
 the estimates with the document's numbers. The other source is ZeRO (arXiv 1910.02054, section 3.1).
 Activations, graphs and fragmentation are not counted.
@@ -65,7 +65,7 @@ class MemoryPlan:
 
 
 def training_states(shape: ModelShape, layout: TrainingLayout) -> dict[str, float]:
-    """Return the fullest rank's bytes of training states, on device and host together."""
+    """Return the bytes of training states of the fullest rank, on its device and on the host."""
     if layout.engine == "fsdp":
         # verl keeps FSDP's shards in float32, so the optimizer needs no additional float32 copy.
         shard = FP32 * shape.parameters / layout.shards
@@ -126,7 +126,7 @@ def plan_memory(
     share = limits.memory_fraction * hardware.memory_gib * GIB
     left = hardware.kv_cache_gib * GIB or share - math.fsum(items.values())
     items = {name: size for name, size in items.items() if size} | {KV_CACHE: left}
-    # A request has k + 1 rows of logits with drafts, and one row without.
+    # With drafts a request has k + 1 rows of logits; without drafts it has one row.
     verified = min(limits.verified_requests, limits.max_num_seqs)
     more_rows = max(0, verified * (limits.draft_tokens + 1) - limits.max_num_seqs)
     resident = math.fsum(size for name, size in states.items() if name not in away)

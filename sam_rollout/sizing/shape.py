@@ -154,7 +154,7 @@ def _linear_layers(text: Mapping[str, Any]) -> int:
     """Count the layers with linear attention.
 
     Raises:
-        KeyError: The file has such layers, but does not say which they are.
+        KeyError: The model has such layers, but its configuration does not say which.
     """
     kinds = text.get("layer_types")
     if kinds is None:

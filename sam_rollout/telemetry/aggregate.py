@@ -16,7 +16,8 @@ from sam_rollout.telemetry.records import ENGINE_STEPS, REQUESTS
 from sam_rollout.telemetry.schema import METRICS, named
 from sam_rollout.telemetry.tables import of_split, ratio, tail_mask
 
-# Counters of work that engine steps do not show, so `telemetry.gain` cannot estimate its time.
+# These counters count work that engine steps do not show. `telemetry.gain` cannot estimate the time
+# of such work.
 _HIDDEN_WORK = ("draft/padding_tokens", "draft/model_steps")
 
 

@@ -64,8 +64,8 @@ class Baseline:
                 values[ratio] = theirs[name] / own[name]
         if own.get(_ROLLOUT_S):
             self._own_s[step] = own[_ROLLOUT_S]
-            # A resumed run may repeat steps, so old values of later steps than this one may exist.
-            # These are left out.
+            # If a resumed run repeats steps, later steps may have values from before the resume.
+            # These values are left out.
             compared = [one for one in self._own_s if one <= step and one in self._steps]
             theirs_s = sum(self._steps[one][_ROLLOUT_S] for one in compared)
             values[_SO_FAR] = theirs_s / sum(self._own_s[one] for one in compared)

@@ -27,7 +27,7 @@ def progress_line(now: EngineProgress, before: EngineProgress | None, elapsed_s:
     if not now.running + now.waiting:
         return ""
     parts = [f"{now.finished} finished, {now.running} running, {now.waiting} waiting"]
-    if before is not None and now.tokens >= before.tokens:  # else the count was reset
+    if before is not None and now.tokens >= before.tokens:  # if fewer, the count was reset
         parts.append(f"{(now.tokens - before.tokens) / elapsed_s:,.0f} tokens/s")
     parts.append(f"{now.drafting} of {now.engines} engines drafting")
     if now.draft_requests:

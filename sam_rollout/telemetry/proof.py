@@ -10,7 +10,7 @@ from sam_rollout.config import ProofConfig
 
 @dataclass(frozen=True)
 class Compared:
-    """Compares a response with one sampled without drafts from the same random numbers.
+    """Compares a response with its repetition, sampled without drafts from the same random numbers.
 
     Attributes:
         tokens: Length of the response.
@@ -27,7 +27,7 @@ class Compared:
 
 
 def split_over(proof: ProofConfig, replicas: int, step: int) -> list[int]:
-    """Return how many of a step's responses each replica samples again.
+    """Divide among replicas the responses that are sampled again; return each replica's number.
 
     The responses go to the replicas in turn, from one comparison to the next.
     """

@@ -47,7 +47,7 @@ class VersionError(RunFolderError):
 
 
 def column(kind: pa.DataType, meaning: str, default: Any = MISSING) -> Any:
-    """Declare a field of a record and its column. With the default None, the column is nullable."""
+    """Declare a record's field and its column; if the default is None, the column is nullable."""
     return field(default=default, metadata={"kind": kind, "meaning": meaning})
 
 
@@ -197,8 +197,8 @@ def _schema(record: type) -> pa.Schema:
 
 NOTE_COLUMNS = tuple(one.name for one in fields(DraftNote))
 ENGINE_STEPS, REQUESTS, TRACES = map(_schema, (StepRecord, RequestRecord, TraceRecord))
-# Each table's schema, and the name of its column with a row's time. Each table has a folder of the
-# same name.
+# Name of a table -> its schema, and the column that holds a row's time. The files of a table are in
+# a folder with the table's name.
 TABLES: dict[str, tuple[pa.Schema, str]] = {
     "engine_steps": (ENGINE_STEPS, "time_s"),
     "requests": (REQUESTS, "end_s"),
@@ -305,8 +305,8 @@ class RunFolder:
     def read(self, name: str, problems: list[str] | None = None) -> pa.Table:
         """Return all rows of a table; empty if none was written.
 
-        If a resumed run repeated training steps, the steps' earlier rows are left out. A nullable
-        column that a file lacks is filled with null.
+        If a resumed run repeated training steps, the earlier rows of these steps are left out. If
+        a file lacks a nullable column, the column is filled with null.
 
         Args:
             name: A table of `TABLES`.

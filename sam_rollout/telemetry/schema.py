@@ -349,6 +349,6 @@ def metric_name(split: str, name: str) -> str:
 
 
 def named(split: str, values: Mapping[str, float]) -> dict[str, float]:
-    """Return values under the full names of a split's metrics; drop values of unknown metrics."""
+    """Replace short names by full names of a split's metrics; drop values of unknown metrics."""
     full = {f"{PREFIXES[split]}/{name}": value for name, value in values.items()}
     return {name: value for name, value in full.items() if _find(name)}

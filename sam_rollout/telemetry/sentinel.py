@@ -63,8 +63,8 @@ _ADVICE = {
     "that step says how far from a tie the texts differ, 'sam-rollout check-operators' shows "
     "whether logits depend on the number of tokens scored",
 }
-# If one of these counters increases, a failure has switched off a part of the engine. After a
-# failure that another counter counts, all parts stay on.
+# If one of these counters increases, a failure has switched off a part of the engine. Other
+# counters are for failures that switch off nothing.
 _SWITCHED_OFF = ("draft/failures", "draft/record_failures", "draft/texts_failures")
 # The mean absolute difference between a token's probability in the rollout and in the trainer, for
 # this run and for the baseline. With bf16, the difference is about 0.003 to 0.01.
@@ -88,7 +88,7 @@ class EngineReport(Protocol):
 
 
 class TrainingStep(NamedTuple):
-    """The metrics by full name (verl's included) and the records of a training step with drafts."""
+    """A training step with drafts: its metrics by full name (verl's included), and its records."""
 
     metrics: Mapping[str, float]
     engines: Sequence[EngineReport] = ()  # empty if the step's records were lost
@@ -114,7 +114,7 @@ class Sentinel:
         self._verified: deque[np.ndarray] = deque(maxlen=config.steps)
         self._differences: deque[tuple[float, float]] = deque(maxlen=config.steps)
         self._before: dict[str, np.ndarray] | None = None  # counts of the last step with drafts
-        self._off: dict[int, set[str]] = {}  # By replica, the counters of parts that are off.
+        self._off: dict[int, set[str]] = {}  # Replica -> counters of parts that are off.
         self._not_ties = ""  # Last proof's finding; empty if rounding explains all differences.
 
     def look(self, step: TrainingStep) -> tuple[list[Finding], dict[str, float]]:
@@ -229,8 +229,8 @@ class Sentinel:
 def _verified_in(step: TrainingStep) -> np.ndarray:
     """Return three numbers: accepted draft tokens, verified draft tokens, verified drafts.
 
-    All are zero if at least half of the steps open to drafts were trials of the gate `auto`. Then
-    it is no problem if few tokens are accepted.
+    All are zero if at least half of the steps open to drafts were trials of the gate `auto`,
+    because it is no problem if few tokens are accepted in trials.
     """
     trials, opened = (
         sum(engine.drafter_counters.get(f"gate/{name}", 0.0) for engine in step.engines)
