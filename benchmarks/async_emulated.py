@@ -23,11 +23,11 @@ from sam_rollout.drafting.in_flight import DraftBatch
 
 ROWS, REQUESTS = 64, (64, 512)
 SYNC, ASYNC = "synchronous", "asynchronous"
-SIDES = ("no drafts", "auto of 16")  # without drafts, the gate is closed
+SIDES = ("no drafts", "auto of 16")  # the gate of the first side is closed
 
 
 class Engine(Device):
-    """An engine that adds up figures of all steps, and of the steps with a request in every row."""
+    """An engine that sums figures over all steps, and over the steps in which every row is used."""
 
     def __init__(self, side: str, each: int, longest: int, found: Replay) -> None:
         super().__init__(side, lambda scored: DEVICES["flat"](each * scored), longest, ROWS)

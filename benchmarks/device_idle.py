@@ -207,7 +207,10 @@ def run_all(
 
 
 def compared(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return idle times with each shape and the pairs' differences, by device time and for all."""
+    """Return idle times of each shape, and the differences within pairs of turns.
+
+    There is one row for each device time, and one row for all device times together.
+    """
     rows = []
     for device_ms in (*DEVICE_MS, None):
         chosen = [one for one in turns if device_ms in (one["device_ms"], None)]

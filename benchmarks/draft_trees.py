@@ -52,7 +52,8 @@ SIDES: dict[str, tuple[tuple[str, ...], str, int]] = {
     "tree of 16": (TEXTS, "tree", 16),
     "tree of 16, draws": ((*TEXTS, "draws"), "tree", 16),
 }
-# Minimum ratios of tokens per step, side / chain of 8: of the mean over all sets, and of each set.
+# Side -> two minimum ratios of tokens per step, side / chain of 8. The first one is for the mean
+# over all sets, the second one is for every single set.
 LEAST = {"tree of 8": (1.09, 1.05), "tree of 16": (1.24, 1.18)}
 LEAST_TAIL, LEAST_DRAWS = 1.2, 1.03  # minimum ratios of engine steps, chain of 8 / side
 

@@ -42,17 +42,23 @@ Pairs = Iterator[tuple[torch.Tensor, torch.Tensor]]  # logits, disturbed logits:
 
 
 def inversion_changes(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Return the chance that inversion draws one token from p and another from q, double [rows]."""
+    """Return the chance that inversion draws another token from q than from p.
+
+    The result is double [rows].
+    """
     (p_end, q_end) = (p.cumsum(-1), q.cumsum(-1))
     both = torch.minimum(p_end, q_end) - torch.maximum(p_end - p, q_end - q)
     return 1 - both.clamp_(min=0).sum(-1)
 
 
 def gumbel_changes(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Return the chance that Gumbel noise draws one token from p and another from q, double [rows].
+    """Return the chance that Gumbel noise draws another token from q than from p.
 
-    Token i is drawn from both with probability 1 / sum_j max(p_j / p_i, q_j / q_i). If tokens are
-    sorted by q / p, the maximum is p_j / p_i for tokens j up to i, and q_j / q_i for later tokens.
+    The result is double [rows].
+
+    Token i is drawn from both p and q with probability 1 / sum_j max(p_j / p_i, q_j / q_i). If
+    tokens are sorted by q / p, the maximum is p_j / p_i for tokens j up to i, and q_j / q_i for
+    later tokens.
     """
     order = (q / p.clamp(min=1e-300)).argsort(dim=-1)
     p, q = p.gather(-1, order), q.gather(-1, order)
@@ -108,7 +114,7 @@ def measure(pairs: Pairs, draws: int) -> dict[str, Any]:
 
 
 def made_up(entropies: np.ndarray, disturb: Callable[..., torch.Tensor], seed: int = 0) -> Pairs:
-    """Yield pairs: Zipf-like logits that have these entropies, and disturbed copies of these."""
+    """Yield pairs: Zipf-like logits with these entropies, and disturbed copies of the logits."""
     generator = torch.Generator().manual_seed(seed)
     ranks = torch.arange(1, VOCABULARY + 1).log()
     for some in torch.tensor(entropies).split(BATCH):

@@ -56,7 +56,7 @@ class GateWorkerExtension(SamWorkerExtension):
             self._unlearned = copy.deepcopy(self.model_runner.drafter.session.drafter._policies)
 
     def use_gate(self, name: str) -> None:
-        """Switch to a side's gate and its copy of the statistics; all gates share the texts."""
+        """Use a side's gate and the side's statistics; all sides share the drafter's texts."""
         session = self.model_runner.drafter.session
         session.end_step()
         if name not in self._sides:
@@ -141,7 +141,7 @@ def measure(
 
 
 def summarise(rounds: list[dict[str, float]]) -> dict[str, Any]:
-    """Return medians with intervals of each side's speed and of two ratios.
+    """Return each side's speed, and two ratios of speeds, as medians with intervals.
 
     The ratios are the speed of `auto` divided by the speed of the best fixed gate, and divided by
     the speed of the closed gate.

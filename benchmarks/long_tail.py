@@ -3,7 +3,8 @@
     python -m benchmarks.long_tail [--rounds 3] [--sides on prompt+run+draws:3:8]
 
 One of eight prompts lists ten word problems, and some of its responses reach the limit of 2,048
-tokens. So only few requests run for most of a rollout. `benchmarks/rollout.py` explains the sides.
+tokens. So during most of a rollout, only few requests run. `benchmarks/rollout.py` explains the
+sides.
 The record has the time per token in the engine steps that compute no prompts.
 """
 

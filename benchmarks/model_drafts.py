@@ -40,7 +40,7 @@ SIDES = {
     "own + siblings, k = 8": ("own", "prompt"),
     "own + siblings + model, k = 8": ("own", "prompt", "model"),
 }
-LIKELIEST = "likeliest"  # marks sides whose head drafts its likeliest tokens; other heads draw
+LIKELIEST = "likeliest"  # marks sides whose head drafts its likeliest tokens, not random ones
 LONG = "k = 8"  # marks sides that verify up to 8 tokens; the head still drafts K
 HEAD = MODEL.parent / "tiny_qwen3_eagle3"
 TEMPERATURES = (0.6, 0.8, 1.0)

@@ -15,8 +15,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 
 ALL_PARTS="lint unit recipes contracts integration ascend e2e cluster"
 FAST_PARTS="lint fast"
-# The order in which parts start: after lint the long ones, so that both lanes end at about the same
-# time.
+# The order in which parts start: lint, then the long parts, then the short ones. In this order, the
+# two lanes (run_lane) end at about the same time.
 ORDER="lint e2e integration unit cluster ascend recipes contracts"
 # The folder's name is this process's id, because another run may use the same checkout.
 ALL_RESULTS="$ROOT/.test-results"

@@ -63,7 +63,10 @@ def memory_plan(config: DictConfig, sam: SamConfig, layout: RunLayout) -> Memory
 
 
 def verified_requests(config: DictConfig, sam: SamConfig) -> int:
-    """Return the maximum number of requests with k draft tokens, or padding, in one step."""
+    """Return the maximum number of requests that have k draft tokens in one step.
+
+    Requests whose drafts are padded to k tokens are counted, too.
+    """
     if not sam.enabled:
         return 0
     drafting = sam.gate.most_drafting(config.actor_rollout_ref.rollout.max_num_seqs)

@@ -2,7 +2,7 @@
 
 ``python -m recipes.dapo_qwen3.main`` is the same program. It composes the configuration, checks the
 configuration before anything heavy is imported, and starts verl's trainer. ``--dry-run`` prints the
-plan of a run and starts nothing; it needs neither data, weights nor a device. With ``--check-only``
+plan of a run and starts nothing; it needs no data, no weights and no device. With ``--check-only``
 the program ends after the checks; scripts/node.sh runs these checks before it starts a cluster.
 """
 

@@ -49,7 +49,7 @@ def rows_of(data: Path | None, limit: int | None, split: str = "test") -> list[d
 
 
 def lay_out(prompts: Sequence[list[int]], samples: int, seed: int) -> list[Request]:
-    """Return the requests for the prompts of all rows; ``samples`` is their number per row.
+    """Return the requests for the prompts of all rows; ``samples`` is the number for each row.
 
     Random numbers are keyed by the prompt and the sample's number. If several rows have the same
     prompt, their samples get different numbers, and therefore different random numbers.

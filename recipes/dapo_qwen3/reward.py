@@ -25,7 +25,7 @@ from typing import Any
 FIGURES = ("acc", "score")
 #: Data sources whose answers can be written in one way only.
 EXACT_SOURCES = frozenset({"synthetic_math"})
-#: The answer is searched in this number of characters at the end of a response.
+#: Number of characters at the end of a response that are searched for the answer.
 TAIL_CHARACTERS = 1000
 #: Answers with more than this many characters are not compared symbolically.
 MAX_SYMBOLIC_CHARACTERS = 200

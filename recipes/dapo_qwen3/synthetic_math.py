@@ -1,9 +1,9 @@
 """A synthetic mathematics task that shows reinforcement learning and speculation on a tiny model.
 
-A problem chains two to twelve labelled operands (``a=+312,b=-47,c=+650``) in one of four families:
-signed totals, totals modulo a power of ten, products modulo a hundred, sums of products. A
-demonstration is a response that works through the chain one to four times; each time is called a
-pass. A step of a pass is worked in one of two ways:
+A problem is a chain of two to twelve labelled operands (``a=+312,b=-47,c=+650``). There are four
+families of problems: signed totals, totals modulo a power of ten, products modulo a hundred, sums
+of products. A demonstration is a response that works through the chain one to four times; each time
+is called a pass. A step of a pass is worked in one of two ways:
 
 * In columns: digit by digit with carries. The result is almost always right (``COLUMN_SLIP``).
 * In the head: the result is written at once, and is often wrong (``HEAD_SLIP``).

@@ -1,7 +1,7 @@
 """Rewards each step of a response to the synthetic task for the true claims in the step's lines.
 
 This program replaces a process reward model on a laptop. A line is judged as if the results of
-earlier lines were right, so a wrong result only lowers the reward of its own line.
+earlier lines were right, so a wrong result lowers only the reward of its own line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Chain:
     operands: list[tuple[int, ...]]
     modulus: int
     is_product: bool
-    # The current pass's latest intermediate result, right or wrong: the response states it.
+    # The latest intermediate result of the current pass, right or wrong, read from the response.
     result: int | None = None
     previous: int | None = None  # The result of the previous pass.
     done: int = 0  # Number of operands that the current pass has used.

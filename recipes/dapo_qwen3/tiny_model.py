@@ -170,7 +170,7 @@ def _learning_rate_factor(step: int, settings: TrainingSettings) -> float:
 
 
 def _optimizers(model: Qwen3ForCausalLM, settings: TrainingSettings) -> list[torch.optim.Optimizer]:
-    """Return Muon for matrices, AdamW for the rest. On matrices, Muon needs half as many steps."""
+    """Return Muon for matrices, where it needs half of AdamW's steps, and AdamW for the rest."""
     embedding = model.get_input_embeddings().weight
     matrices = [p for p in model.parameters() if p.ndim == 2 and p is not embedding]
     gains = [p for p in model.parameters() if p.ndim < 2]

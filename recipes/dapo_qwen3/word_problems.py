@@ -23,7 +23,7 @@ _BOXES = ("bags", "boxes", "jars", "shelves", "trays")
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of problem: its text, each number's range, and a function from numbers to answer."""
+    """A kind of problem: its text, each number's range, and a function that returns the answer."""
 
     text: str
     numbers: tuple[tuple[int, int], ...]

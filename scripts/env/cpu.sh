@@ -10,7 +10,8 @@ set_default GLOO_SOCKET_IFNAME "$INTERFACE"
 # variable when it starts. If the run itself starts Ray, configs/device/cpu.yaml sets the variable.
 set_default RAY_memory_monitor_refresh_ms 0
 
-# 0: Ray does not start a Python process for each logical CPU, which verl's actors could not use.
+# 0: Ray does not start a Python process for each logical CPU. verl's actors could not use these
+# processes.
 set_default RAY_prestart_worker_first_driver 0
 
 raise_open_files 32768
