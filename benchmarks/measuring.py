@@ -52,7 +52,7 @@ def write_record(record: dict[str, Any], path: Path) -> None:
 
 
 def turns(sides: Sequence[Any], number: int) -> list[Any]:
-    """Return the sides in the order of round `number`; each round begins with another side."""
+    """Return the sides in order for a round; the round's number decides which side is first."""
     turn = number % len(sides)
     return [*sides[turn:], *sides[:turn]]
 

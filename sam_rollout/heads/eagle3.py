@@ -145,9 +145,8 @@ class Eagle3Head(nn.Module):
             states: The policy's hidden states, [batch, length, layers * aux_hidden].
 
         Returns:
-            One normalised output per step, [batch, length, hidden]. The output matrix turns it into
-            logits.
-            Only the first length - 1 - j positions of step j are meaningful.
+            One normalised output per step, [batch, length, hidden], which the output matrix turns
+            into logits. Only the first length - 1 - j positions of step j are meaningful.
         """
         length = embedded.shape[1]
         positions = torch.arange(length, device=embedded.device)

@@ -49,7 +49,7 @@ def draw_start(rng: random.Random, tokens: int, prompt: int, length: int) -> int
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """A causal language model (library transformers); its draft head shares two of its matrices.
+    """A causal language model (library transformers); a draft head uses two of its matrices, too.
 
     Both matrices are on the same device. The model's layers may be on several devices.
     """

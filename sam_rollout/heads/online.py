@@ -165,7 +165,8 @@ class OnlineHead:
     def _test(self, learner: Learner) -> dict[str, float]:
         fresh = [s for s in self.buffer.take_fresh() if len(s.tokens) > s.prompt + 1]
         most = _TESTED * self.settings.batch
-        # New windows are sorted by length. To test short and long ones, every n-th window is taken.
+        # Neighbouring windows may have similar lengths. To test short and long windows, every n-th
+        # one is taken.
         tested = fresh[:: max(1, len(fresh) // most)][:most]
         own = self._accepted(learner, tested)
         if not own.positions:

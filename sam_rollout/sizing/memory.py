@@ -65,7 +65,7 @@ class MemoryPlan:
 
 
 def training_states(shape: ModelShape, layout: TrainingLayout) -> dict[str, float]:
-    """Return the bytes of training states of the fullest rank, on its device and on the host."""
+    """Return the fullest rank's bytes of training states, summed over its device and host."""
     if layout.engine == "fsdp":
         # verl keeps FSDP's shards in float32, so the optimizer needs no additional float32 copy.
         shard = FP32 * shape.parameters / layout.shards

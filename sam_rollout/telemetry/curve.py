@@ -25,7 +25,8 @@ _STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
-# Margins as fractions of the picture, fixed because fitting them would take longer than drawing.
+# Margins as fractions of the picture. They are fixed, because fitting them to the labels would take
+# longer than drawing.
 _MARGINS = {"left": 0.1, "right": 0.965, "bottom": 0.16, "top": 0.91}
 _MEAN, _TAIL, _THRESHOLD = "#0072B2", "#FBE6D8", "#5B6570"
 

@@ -1,4 +1,4 @@
-"""Estimates from a rollout's engine steps how long it would have taken without drafts.
+"""Estimates how long a rollout would have taken without drafts, from the rollout's engine steps.
 
 Without drafts, a replica needs one step per token of its longest response. In step t, it samples
 one token for each response of at least t tokens. If there are n such responses, the step's expected
