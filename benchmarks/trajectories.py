@@ -31,7 +31,7 @@ Requests = list[tuple[list[int], Any]]  # prompts and identities
 
 
 def settings(dtype: str, model: Path) -> dict[str, Any]:
-    """Return name -> settings `sam` of each engine; the first engine is the reference."""
+    """Return the `sam` settings of each engine by its name; the first engine is the reference."""
     from sam_rollout.config import ARTICLE, GateConfig, SamConfig
 
     always = GateConfig("threshold", MAX_NUM_SEQS)

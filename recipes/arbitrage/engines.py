@@ -63,7 +63,7 @@ class Engine:
 
 
 class EngineAuthor(Engine):
-    """A model that writes steps, in one run after another.
+    """A model that writes reasoning steps; several runs use it, one after another.
 
     ``run`` is the number of the current run, and ``tokens`` counts the tokens that the model has
     written in this run. ``options`` are the command's options, which say how both models sample.

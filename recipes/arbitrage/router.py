@@ -62,7 +62,7 @@ def labels(pairs: pd.DataFrame) -> pd.Series:
 
 
 def split(pairs: pd.DataFrame, held_out: float = 0.2) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Split pairs into training pairs and held-out pairs, which share no problem."""
+    """Split pairs into training pairs and held-out pairs, so that no problem occurs in both."""
     drawn = pairs["problem"].drop_duplicates().sample(frac=held_out, random_state=0)
     is_held_out = pairs["problem"].isin(drawn)
     return pairs[~is_held_out], pairs[is_held_out]

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from sam_rollout.automaton import kernels
 from sam_rollout.automaton.interface import Int64Array
 
-# The arena grows by slabs of many blocks, which are large enough for huge pages. Each slab doubles
+# The arena grows by slabs of many blocks; a slab is large enough for huge pages. Each slab doubles
 # the arena, up to 32 MiB per slab.
 _FIRST_SLAB_BLOCKS = 32
 _LARGEST_SLAB_BLOCKS = (32 << 20) // kernels.BLOCK_BYTES

@@ -29,8 +29,8 @@ CLASSES = LENGTH_CLASSES * _PER_LENGTH
 _ALL = np.arange(CLASSES).reshape(LENGTH_CLASSES, len(COUNTS) + 1, len(SHARES) + 1, 2, WRITERS)
 # Classes of votes from drafts made elsewhere (READY). The index on the first axis says between
 # which bounds of SHARES the certainty of a vote lies.
-# A vote from an automaton has such a class only if its suffix was continued once, by a token that
-# is not the latest continuation. This hardly ever happens.
+# Votes from automata hardly ever have these classes: the suffix's count would have to be 1, and
+# the voted token would have to differ from the latest continuation.
 READY_CLASSES = _ALL[:, 0, :, 0].swapaxes(0, 1)
 
 
@@ -97,7 +97,9 @@ def _begin_task(task, lane, header, state, entry):
     if state < 0:
         latest, target = np.int64(entry[live.LATEST_TOKEN]), np.int64(entry[live.LATEST_TARGET])
         best, best_target = np.int64(entry[live.BEST_TOKEN]), np.int64(entry[live.BEST_TARGET])
-    else:  # most prefixes have only the edge to the next prefix of their run
+    else:
+        # The state is a prefix of a text. Most prefixes have only the edge to the next prefix, so
+        # the latest continuation is also the best.
         latest, target = live._latest_of(header, state)
         best, best_target = latest, target
         if entry[live.NEXT_TOKEN] != latest and entry[live.NEXT_TOKEN] != live.NONE:

@@ -642,7 +642,7 @@ def _target_of(header, arena, state, token):
 
 @_inlined
 def _count(states, state):
-    """Return the recorded number of continuations of a state's strings."""
+    """Return how often a state's strings were continued, as recorded."""
     entry = _at(states, state)
     return np.int64(entry[CLONE_COUNT]) if state < 0 else np.int64(entry[LATEST]) >> COUNT_SHIFT
 

@@ -163,7 +163,7 @@ def _drawn(count: int, seed: int, block: int) -> np.ndarray:
 def _estimate(
     value: float, draws: np.ndarray, shape: tuple[int, int, int], also: np.ndarray
 ) -> Estimate:
-    """Return the value with the interval of its draws, widened to include `also`."""
+    """Return the value with its bootstrap draws' interval, widened to include those in `also`."""
     base_runs, sam_runs, steps = shape
     resampled = steps > 1 or min(base_runs, sam_runs) > 1
     if not resampled or not len(draws):

@@ -98,7 +98,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         self._shared.read()
 
     def settle(self) -> None:
-        """Switch to finished automata with earlier responses, then bring memory below its limit."""
+        """Switch to automata that have read earlier responses; keep memory below its limit."""
         while self._reading:  # the prompts are in the order of their first requests
             key, reading = next(iter(self._reading.items()))
             if not reading.done():

@@ -195,7 +195,7 @@ class RunTexts(GroupedTexts[str]):
                     making, self._making = self._making, None
                     self._take_over(group, making)
             elif any(one.key == group.key for one in self._replaced):
-                continue  # live requests still have to leave the automaton that this one replaced
+                continue  # live requests still have to leave the group's previous automaton
             elif self._is_due(group):
                 self._make_successor(group)
 
@@ -245,7 +245,11 @@ class RunTexts(GroupedTexts[str]):
             self._has_older = True
 
     def _is_due(self, group: Group[str]) -> bool:
-        """Whether older texts came in, or the automaton is too large and a successor has room."""
+        """Whether to make a successor.
+
+        It is due if older texts came in, or if the automaton is too large and a successor would
+        have room for ended texts.
+        """
         if self._has_older and group.key == TRAIN_SPLIT:
             self._has_older = False
             return True

@@ -102,7 +102,7 @@ def test_the_gate_opens_during_a_generation(engines):
     assert [len(step) for step in steps] == sorted(map(len, steps), reverse=True)
     closed = [not any(step) for step in steps if len(step) > THRESHOLD]
     assert len(closed) >= LENGTHS[-THRESHOLD - 1] and all(closed)
-    # When only two requests are left, the gate opens, but their first step has no drafts yet.
+    # The gate opens once only two requests are left; the first such step has no drafts yet.
     noted = found["records"]["steps"]["gate_open"]
     assert noted == [len(step) <= THRESHOLD for step in steps]
 

@@ -99,7 +99,7 @@ class SamHttpServer(vLLMHttpServer):
         return f"the engine of replica {self.replica_rank} died: {cause_of_death()}"
 
     async def trouble(self) -> str:
-        """Return the error that ended the engine or a call of the training side; "" if none."""
+        """Return the error that killed the engine or failed a call from the trainer; "" if none."""
         engine = getattr(self, "engine", None)
         if engine is not None and engine.errored:
             return self._engine_died()

@@ -15,7 +15,7 @@ MOST_SHARED_TOKENS = LARGEST_AUTOMATON
 
 
 def number_of(key: GroupKey) -> int:
-    """Return a group's number below 2**31; two groups hardly ever have the same number."""
+    """Return a hash of a group's key, a number below 2**31; collisions are very rare."""
     return zlib.crc32("{}/{}/{}".format(*key).encode()) >> 1
 
 

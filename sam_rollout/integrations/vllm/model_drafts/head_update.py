@@ -31,7 +31,7 @@ class HeadUpdates:
         process_weights_after_loading(self.model_runner.drafter.model, draft_config, self.device)
 
     def _update_weights(self, weights: Any, *args: Any, **kwargs: Any) -> None:
-        """Load the head's tensors in a bucket; verl's method loads the policy's tensors."""
+        """Load those tensors of a bucket that are the head's; verl's method loads the others."""
         weights = list(weights)
         head = [(name[len(PREFIX) :], t) for name, t in weights if name.startswith(PREFIX)]
         if head:

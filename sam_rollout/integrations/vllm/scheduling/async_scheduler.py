@@ -61,7 +61,7 @@ class LateBindingScheduler(AsyncScheduler):
         num_invalid_spec_tokens: dict[str, int] | None,
         request_id: str,
     ) -> Any:
-        """Leave requests without a draft out of vLLM's statistics."""
+        """Exclude requests that got no draft from vLLM's statistics."""
         invalid = num_invalid_spec_tokens or {}
         if invalid.get(request_id, 0) >= num_draft_tokens:
             return spec_decoding_stats

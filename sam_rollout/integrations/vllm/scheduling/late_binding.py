@@ -376,7 +376,7 @@ class LateBinding(Wrapper):
         return lengths, sampled
 
     def _after(self, output: Any) -> None:
-        """Keep a step that was launched; read the previous step's tokens if they are unread."""
+        """Remember the launched step; read the tokens of the step before it if still unread."""
         batch = self._runner.input_batch
         before, rows = self._newest, len(output._model_runner_output.req_ids)
         start = self._lengths
