@@ -17,7 +17,7 @@ class CachedHead:
         self.keys, self.values = [], []
 
     def feed(self, embedded, hidden, position):
-        """Feed `hidden` and the next token's embedding; return the head's hidden state, [hidden]."""
+        """Feed `hidden` and the next token's embedding; return the head's hidden state."""
         layer, attention = self.layer, self.attention
         normed = layer.hidden_norm(hidden)
         both = torch.cat([layer.input_layernorm(embedded), normed])
