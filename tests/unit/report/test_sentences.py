@@ -57,15 +57,16 @@ def test_an_unfair_comparison_is_said_first_and_what_is_not_known(told, compared
 
 
 @pytest.mark.parametrize(
-    ("kind", "why"),
+    ("kind", "coupling", "why"),
     [
-        ("coupled", "the coupled sampler should have made all of them so"),
-        ("coupled_gumbel", "the coupled sampler should have made all of them so"),
-        ("stock", "this sampler keeps the distribution, not the texts"),
+        ("coupled", "gumbel", "the coupled sampler should have made all of them so"),
+        ("coupled_inversion", "inversion", "the coupled sampler should have made all of them so"),
+        ("stock", "none", "this sampler keeps the distribution, not the texts"),
     ],
 )
-def test_texts_that_differ_are_said(compared, kind, why):
-    fields = {"fields": {"more_config": {"rollout_sampler": {"kind": kind}}}}
+def test_texts_that_differ_are_said(compared, kind, coupling, why):
+    config = {"rollout_sampler": {"kind": kind}, "coupling": coupling}
+    fields = {"fields": {"more_config": config}}
     _, samples = sentences(compared(fields, seed=2, **fields))
     assert samples == f"The texts differ: 0 of 192 responses are identical; {why}."
 
