@@ -99,7 +99,7 @@ ENGINES = {
     "head, closed": Side(head("own", gate="closed")),
     "head, fails": Side(head("own")),
     # This engine comes last, because it changes the model's class, which the other engines use.
-    "head, drawn": Side(head(sampled=True), "coupled"),
+    "head, drawn": Side(head()),
 }
 
 

@@ -19,13 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from sam_rollout.integrations.vllm.sampling.samplers import shared_noise
+from sam_rollout.integrations.vllm.sampling.samplers import DRAFT_ROWS_AT_ONCE, shared_noise
 from sam_rollout.integrations.vllm.wrapping import Wrapper
 from sam_rollout.sources.model import BY_PASSES, IN_ONE_GO, ModelSourceConfig
 
 logger = logging.getLogger(__name__)
-
-_ROWS_AT_ONCE = 128
 
 
 class Made(NamedTuple):
@@ -236,9 +234,8 @@ class EngineDrafter(Wrapper):
         else:
             tokens = self._noise.draw_drafts(logits, self._sampling, self._position)
             self._position = self._position + 1
-        # vLLM reserved no memory for a float32 copy of all logits, so they are converted in parts.
         scores = logits.gather(1, tokens.unsqueeze(1)).squeeze(1).float()
-        pieces = logits.split(_ROWS_AT_ONCE)
+        pieces = logits.split(DRAFT_ROWS_AT_ONCE)
         sums = torch.cat([piece.float().logsumexp(dim=-1) for piece in pieces])
         self._chances.append((scores - sums).exp())
         return tokens

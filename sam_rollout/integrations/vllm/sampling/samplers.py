@@ -34,7 +34,9 @@ from sam_rollout.verification import (
 
 ACCEPT_STREAM = 1  # stream of random bits for accepting draft tokens; stream 0 draws tokens
 GREEDY_TEMPERATURE = 0.0
-DRAFT_ROWS_AT_ONCE = 128  # number of a draft model's rows that are converted to float32 together
+# Number of a draft model's rows that are converted to float32 together. vLLM reserved no memory for
+# a float32 copy of all of them.
+DRAFT_ROWS_AT_ONCE = 128
 
 
 def _invert(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
@@ -154,7 +156,6 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
         greedy = sampling.temperature == GREEDY_TEMPERATURE
         temperature = sampling.temperature.masked_fill(greedy, 1.0).unsqueeze(1)
         bits = self._rows.draft_bits(positions)
-        # vLLM reserved no memory for a float32 copy of a draft model's logits of all requests.
         drawn = []
         for first in range(0, len(logits), DRAFT_ROWS_AT_ONCE):
             rows = slice(first, first + DRAFT_ROWS_AT_ONCE)
