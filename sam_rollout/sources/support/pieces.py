@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array
-from sam_rollout.core.identity import RequestIdentity
+from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
 from sam_rollout.core.limits import Limits, unknown_tokens
 from sam_rollout.sources.contract import Piece
 
@@ -39,15 +39,21 @@ def read_piece(raw: Any, limits: Limits) -> tuple[Piece, Int32Array]:
     """Check a piece that another engine sent; return the piece and its tokens.
 
     Raises:
-        BadPieceError: the piece is malformed, ends beyond the maximum length of a text, or has a
-            token that is not in the model's vocabulary.
+        BadPieceError: the piece is malformed, ends beyond the maximum length of a text, has a
+            token that is not in the model's vocabulary, or is whole but not of a training step.
     """
     try:
         piece = Piece(*raw)
-        tokens = np.frombuffer(piece.tokens, _DTYPE).astype(np.int32, copy=False)
-        end = piece.start + len(tokens)
-    except (TypeError, ValueError) as error:
+    except TypeError as error:
         raise BadPieceError(f"not a piece: {error}") from error
+    kinds = (str, int, str, str, int, bool, bool, bytes)
+    for name, value, kind in zip(Piece._fields, piece, kinds, strict=True):
+        if type(value) is not kind:
+            raise BadPieceError(f"{name} is of type {type(value).__name__}, not {kind.__name__}")
+    if len(piece.tokens) % _DTYPE.itemsize:
+        raise BadPieceError(f"tokens take {len(piece.tokens)} bytes, not 4 each")
+    tokens = np.frombuffer(piece.tokens, _DTYPE).astype(np.int32, copy=False)
+    end = piece.start + len(tokens)
     if not 0 <= piece.start <= end <= limits.max_model_len:
         raise BadPieceError(
             f"tokens {piece.start} to {end} of a response; the engine's longest text has "
@@ -55,4 +61,7 @@ def read_piece(raw: Any, limits: Limits) -> tuple[Piece, Int32Array]:
         )
     if problem := unknown_tokens(tokens, limits.vocab_size):
         raise BadPieceError(problem)
+    is_kept = piece.split == TRAIN_SPLIT and 0 <= piece.step < 1 << 31
+    if piece.is_whole and (piece.start or not piece.is_last or not len(tokens) or not is_kept):
+        raise BadPieceError(f"no whole response of a training step: {piece[:-1]}")
     return piece, tokens

@@ -242,7 +242,8 @@ def test_a_response_that_ended_beside_another_folder_is_kept_here_too(tmp_path):
 
     told = whole_response(identity(step=1), "x/whole/1", PROMPT, RESPONSE)
     drafter = make_drafter(tmp_path)
-    drafter.exchange("y", [told])
+    drafter.exchange("y", [told, told._replace(split="val"), told._replace(start=3)])
+    assert counter(drafter, "shared_refused") == 2, "one of validation, one that is not whole"
     drafter.end_step()
     assert continued(drafter, "b", identity(step=2), RESPONSE[:9]) == RESPONSE[9:12]
     assert kept(tmp_path) == [PROMPT[-8:] + RESPONSE]

@@ -119,6 +119,7 @@ def test_texts_whose_requests_never_came_end_with_the_step():
         piece([1])[:-1],
         [*piece([1])[:-1], "text"],
         [*piece([1])[:-1], b"123"],
+        ["train", "1", *piece([1])[2:]],
         piece([1], start=-1),
         piece([1, 2, -1]),
         piece([VOCABULARY]),
