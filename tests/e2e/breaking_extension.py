@@ -5,9 +5,9 @@ from typing import Any
 
 from sam_rollout.integrations.verl.worker_extension import SamColocateWorkerExtension
 
-# The server calls `sam_drain` after its warm-up, after the first weight sync, after the drafter
-# probe, and then once per training step.
-DRAINS_BEFORE_STEP_TWO = 4
+# The server calls `sam_drain` after its warm-up, after the first weight sync, and then once per
+# training step.
+DRAINS_BEFORE_STEP_TWO = 3
 STEPS_INTO_STEP_TWO = 20
 
 
