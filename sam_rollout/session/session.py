@@ -257,7 +257,7 @@ class DraftSession:
         If the next step has no room for drafts, the budget is 0. Only a look keeps its budget,
         because it hands no drafts over to the engine.
         """
-        self._books.ledger.book(step.verified, step.num_tokens, drafted=drafted)
+        self._books.ledger.book(step.verified, drafted=drafted)
         was_open = self._may_open
         budget = self.gate.next_budget(step, whole=whole, room=room)
         drafts = self._may_open = hands_over(budget, self.gate.least_chance)

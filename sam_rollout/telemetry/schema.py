@@ -54,19 +54,9 @@ GROUPS = {
     "and this run's gains. They are absent at steps that the baseline lacks.",
 }
 
-# Placeholders for a position in a draft (1, 2, ...), the lower edge of a bin, and a draft source.
-POSITION, CONTEXT, SOURCE = "<k>", "<lo>", "<source>"
-# Drafts are counted in bins with these edges, by the length of the text that a draft continues.
-CONTEXT_EDGES = (0, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
-CONTEXT_KINDS = ("verify", "drafted", "accepted")
-CONTEXT_COUNTERS = tuple(
-    f"{kind}_context_{edge}" for kind in CONTEXT_KINDS for edge in CONTEXT_EDGES
-)
-_PLACES = {
-    POSITION: r"[1-9]\d*",
-    CONTEXT: "|".join(map(str, CONTEXT_EDGES)),
-    SOURCE: "|".join(NAMES),
-}
+# Placeholders for a position in a draft (1, 2, ...), and a draft source.
+POSITION, SOURCE = "<k>", "<source>"
+_PLACES = {POSITION: r"[1-9]\d*", SOURCE: "|".join(NAMES)}
 
 
 def _of_phase(phase: str, words: str, act: str) -> list[Metric]:
@@ -175,13 +165,6 @@ _DRAFT = (
     Metric("draft/padding_tokens", "tokens",
            "Tokens that only pad steps to captured graphs, not counted as drafted. If there are "
            "many, sam.pad_drafts may cost more than it saves."),
-    *(Metric(f"draft/{kind}_context_{CONTEXT}", unit, meaning)
-      for kind, unit, meaning in (
-          ("verify", "requests",
-           "Verified drafts of texts with at least lo tokens, and fewer than the next edge; lo = "
-           f"{', '.join(map(str, CONTEXT_EDGES))}. The acceptance length of a bin is 1 + "
-           "accepted_context / verify_context."),
-          ("accepted", "tokens", "Accepted tokens of the drafts in verify_context."))),
     *(replace(own, name=f"draft/{own.name}") for entry in SOURCES for own in entry.metrics),
     Metric("sampler/time_us_per_step", "us",
            "Host time in the engine's samplers per engine step; on an accelerator the time to "
