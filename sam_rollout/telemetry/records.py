@@ -188,8 +188,6 @@ def _schema(record: type) -> pa.Schema:
     columns = []
     for one in fields(record):
         metadata = {"meaning": one.metadata["meaning"]}
-        if one.name.endswith("_per_source"):
-            metadata["sources"] = ",".join(NAMES)
         nullable = one.default is None
         columns.append(pa.field(one.name, one.metadata["kind"], nullable, metadata))
     return pa.schema(columns)
@@ -321,7 +319,7 @@ class RunFolder:
         for path in paths:
             try:
                 # `pq.read_table` is not used, because it would look for a data set in the folder.
-                table = _in_registry_order(pq.ParquetFile(path).read())
+                table = pq.ParquetFile(path).read()
                 names = table.column_names
                 there = [one for one in schema if one.name in names or not one.nullable]
                 tables.append(table.select([one.name for one in there]).cast(pa.schema(there)))
@@ -386,28 +384,6 @@ class RunFolder:
                     f'{path}, line {number}: expected {{"step": int, "metrics": {{name: number}}}}'
                 ) from error
         return dict(sorted(steps.items()))
-
-
-def _in_registry_order(table: pa.Table) -> pa.Table:
-    """Reorder lists that hold one number per source, to match the present order of sources.
-
-    The sources may have had another order when the run was recorded.
-    """
-    for name in ("drafted_per_source", "accepted_per_source"):
-        place = table.schema.get_field_index(name)
-        if place < 0:
-            continue
-        metadata = table.schema.field(place).metadata or {}
-        if b"sources" not in metadata:
-            raise ValueError(f"{name} does not name its sources")
-        then = metadata[b"sources"].decode().split(",")
-        if then != list(NAMES):
-            lists = [
-                row and [dict(zip(then, row, strict=True)).get(kind, 0) for kind in NAMES]
-                for row in table[name].to_pylist()
-            ]
-            table = table.set_column(place, name, pa.array(lists, _INTS))
-    return table
 
 
 def _read_info(path: Path) -> RunInfo:
