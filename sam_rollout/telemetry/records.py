@@ -30,7 +30,6 @@ __all__ = [
     "RunInfo",
     "StepRecord",
     "TraceRecord",
-    "VersionError",
 ]
 
 SCHEMA_VERSION = 4  # Run folders of other versions cannot be read.
@@ -40,10 +39,6 @@ VERSION_METRIC = "telemetry/schema_version"
 
 class RunFolderError(Exception):
     """A run folder, or a file in it, is missing or unreadable; the message says what to do."""
-
-
-class VersionError(RunFolderError):
-    """The run folder was written in another version of its format."""
 
 
 def column(kind: pa.DataType, meaning: str, default: Any = MISSING) -> Any:
@@ -278,8 +273,7 @@ class RunFolder:
         """Return the descriptions of all starts of the run, in order.
 
         Raises:
-            RunFolderError: The folder or run.json is missing or unreadable.
-            VersionError: Another version wrote the folder.
+            RunFolderError: The folder or run.json is missing, unreadable or of another version.
         """
         first = self.root / "run.json"
         if not first.is_file():
@@ -393,7 +387,7 @@ def _read_info(path: Path) -> RunInfo:
     except (ValueError, KeyError, TypeError) as error:
         raise RunFolderError(f"{path}: expected a JSON object with schema_version") from error
     if version != SCHEMA_VERSION:
-        raise VersionError(
+        raise RunFolderError(
             f"{path}: schema_version is {version}, and this version of sam-rollout reads only "
             f"{SCHEMA_VERSION}: read the run with the version that wrote it (run.json, versions)"
         )

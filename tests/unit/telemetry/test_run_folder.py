@@ -12,7 +12,6 @@ from sam_rollout.telemetry.records import (
     RunFolder,
     RunFolderError,
     RunInfo,
-    VersionError,
 )
 from tests.records import engine_step, engine_steps
 from tests.unit.test_json_values import strictly
@@ -126,5 +125,5 @@ def test_folders_of_other_versions_are_refused(tmp_path, version):
     folder = RunFolder(tmp_path)
     folder.write_start(replace(INFO, schema_version=version))
     said = f"is {version}, and this version of sam-rollout reads only {SCHEMA_VERSION}"
-    with pytest.raises(VersionError, match=said):
+    with pytest.raises(RunFolderError, match=said):
         folder.read_starts()
