@@ -199,10 +199,6 @@ _GATE = (
     Metric("gate/lone_steps", "steps",
            "Steps for which one of several engines that share experts decided alone. Above 0: "
            "their exchange fails."),
-    Metric("gate/calibration", "1",
-           "With sam.gate.kind=auto: draft tokens that proved right / the number that the drafter "
-           "expected. If this is far from 1, the gate corrects the drafter's probabilities.",
-           MEAN, lambda r: r.counted_ratio("gate/right_tokens", "gate/expected_tokens")),
     Metric("gate/tree_share", "1",
            "With sam.draft_shape=auto: engine steps with trees / engine steps with an open gate. "
            "Near 1: try a larger sam.max_draft_tokens.",

@@ -163,7 +163,6 @@ def test_counters_are_summed_over_replicas_and_those_that_are_no_metric_left_out
 
 def test_what_the_measuring_gate_says_in_proportion_is_of_all_replicas():
     ratios = {
-        "calibration": ("right_tokens", "expected_tokens", 1.0),
         "measured_ms_per_token": ("measured_s", "measured_tokens", 1e3),
         "trial_loss_share": ("trial_loss_s", "decoding_s", 1.0),
     }
