@@ -41,7 +41,6 @@ GROUPS = {
     "them. Engines draw the head's tokens, so their acceptance can be higher.",
     "gate": "The gate, which decides whether the drafter drafts.",
     "sampler": "The engine's samplers, ours or the stock ones, in runs with a drafter.",
-    "routing": "The distribution of requests over replicas.",
     "rounds": "The generation rounds of dynamic sampling, written by the trainer.",
     "sentinel": "Findings of the [sentinel](troubleshooting.md#what-the-sentinel-says): 1 if "
     "something is wrong with the drafts, else 0. The metrics exist for training steps of runs with "
@@ -218,11 +217,6 @@ _GATE = (
 )  # fmt: skip
 
 _TRAINER = (
-    Metric("routing/imbalance", "1",
-           "Requests of the busiest replica / mean over replicas with requests. Far above 1: "
-           "replicas wait for one of them.", "over the requests of all replicas",
-           lambda r: ratio(r.requests_of_replica.max(initial=0) * len(r.requests_of_replica),
-                           r.requests.num_rows)),
     Metric("rounds/count", "rounds",
            "Generation rounds until the batch was full. Above 1: raise "
            "dynamic_sampling.gen_batch_size.", STEP),
