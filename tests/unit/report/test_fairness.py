@@ -87,7 +87,6 @@ def model(**paths) -> dict:
         ({}, {"fields": {"host": {"cpus": 4}}}, "host", "unfair", "host cpus: 2 in BASE, 4 in SAM"),
         ({}, {"update_s": 6.0}, "other_load", "unfair", "times as long a token in SAM"),
         ({}, {"update_s": 5.4}, "other_load", "warning", "times as long a token in SAM"),
-        ({}, {"warm_up": 4.0}, "warm_up", "warning", "--skip-first 1"),
         ({}, {"steps": 4}, "step_counts", "warning", "BASE 6 (1-6), SAM 4 (1-4)"),
         ({"steps": 2}, {"steps": 2}, "few_steps", "unfair", "2 common training step(s)"),
     ],
