@@ -58,7 +58,7 @@ class GateWorkerExtension(SamWorkerExtension):
     def use_gate(self, name: str) -> None:
         """Use a side's gate and the side's statistics; all sides share the drafter's texts."""
         session = self.model_runner.drafter.session
-        session.end_step()
+        session.drain()
         if name not in self._sides:
             limits = Limits(MAX_NUM_SEQS, 1 << 20, k=K)
             gate = make_gate(GateConfig.from_mapping(gates()[name]), limits)

@@ -15,8 +15,6 @@ requests.
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.verified import CHANCES, Offered
 from sam_rollout.gating.draft_supply import LEVELS, Calibration, Levels, Supply
@@ -44,8 +42,8 @@ _SHAPE_LEADS = 1.01, 1.05
 _LOOK_EVERY = 4
 _FAMILIAR = 16  # a step is familiar if its cell has this number of measured steps
 _COUNTED = (
-    "open_steps", "right_tokens", "expected_tokens", "trials", "open_trials", "measured_steps",
-    "decoding_s", "measured_s", "predicted_s", "measured_tokens", "trial_loss_s",
+    "open_steps", "trials", "open_trials", "measured_steps", "decoding_s", "measured_s",
+    "predicted_s", "measured_tokens", "trial_loss_s",
 )  # fmt: skip
 _ENDS = (0, LEVELS - 1)
 _CLASSES = len(CHANCES)
@@ -95,7 +93,6 @@ class AutoGate(Gate):
         self._fair_s_per_token = 0.0  # expected seconds per token at the chosen level
         self._lost_s = 0.0  # time that trials have lost
         self._counts = self._no_counts()  # since the last drain
-        self._told = np.zeros((4, len(CHANCES)))  # sums of `Offered.tokens` since the last drain
         self._told_s = 0.0, 0.0  # `_passed_s` and `_lost_s` at the last drain
 
     def observe(self, step: EngineStep) -> None:
@@ -133,7 +130,6 @@ class AutoGate(Gate):
         (fresh or self._supplies[shape]).observe(offered)
         if fresh is not None and fresh.rows >= LOOK_ROWS:
             self._supplies[shape], trials.fresh = fresh, None
-        self._told += offered.tokens
         if self._best:
             return
         self._calibrations[shape].look(offered)
@@ -384,9 +380,6 @@ class AutoGate(Gate):
         counts, self._counts = self._counts, self._no_counts()
         passed_s, lost_s = self._told_s
         self._told_s = self._passed_s, self._lost_s
-        _, _, right, expected = self._told.sum(axis=1).tolist()
-        self._told.fill(0)
-        counts.update(right_tokens=right, expected_tokens=expected)
         counts["decoding_s"] = self._passed_s - passed_s
         counts["trial_loss_s"] = self._lost_s - lost_s
         return {f"gate/{name}": value for name, value in counts.items()}

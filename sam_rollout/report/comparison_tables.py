@@ -156,4 +156,4 @@ def _steps_line(comparison: Comparison) -> str:
     )
     if comparison.skipped:
         return f"{line}; skipped at the start: {', '.join(map(str, comparison.skipped))}"
-    return f"{line}; none skipped, so a warm-up in the first step counts"
+    return f"{line}; none skipped (--skip-first 1 leaves out a warm-up in the first step)"

@@ -28,8 +28,6 @@ TOKENS_WARNING, TOKENS_UNFAIR = 0.01, 0.05  # Relative difference of mean respon
 # the p-value of the Kolmogorov-Smirnov test is below KS_P.
 KS_UNFAIR, KS_P = 0.1, 0.01
 LOAD_WARNING, LOAD_UNFAIR = 0.05, 0.15  # Relative difference of a time that drafts do not affect.
-# The first step is a warm-up if it takes longer than this factor times the median of the others.
-WARM_UP = 1.5
 FEW_STEPS = 3
 _MAY_DIFFER_IN_RESUME = {  # settings that decide which steps each start of a run covers
     "trainer.resume_mode", "trainer.resume_from_path", "trainer.total_training_steps",
@@ -254,21 +252,6 @@ def other_load(case: Case) -> _Found:
             yield severity, text
 
 
-def warm_up(case: Case) -> _Found:
-    """Compares the first step of each run with its other steps."""
-    steps = case.steps
-    for run in case.runs if len(steps) >= FEW_STEPS else ():
-        name = "timing_s/gen" if "timing_s/gen" in run.steps else "timing_s/step"
-        times = run.values(name, steps)
-        first, rest = times.iloc[0], times.iloc[1:].median()
-        if rest > 0 and first > WARM_UP * rest:
-            text = (
-                f"{run.name}: step {steps[0]} took {first / rest:.1f} times as long as the others "
-                "(warm-up?); --skip-first 1 leaves it out"
-            )
-            yield WARNING, text
-
-
 def samples(case: Case) -> _Found:
     """Compares the responses of both sides, token by token or by length."""
     differ = any(pair.first_step is not None for pair in case.lossless.pairs)
@@ -297,5 +280,5 @@ def broken_log(case: Case) -> _Found:
 
 RULES: tuple[Callable[[Case], _Found], ...] = (
     drafts, repeats, descriptions, seeds, resumed, prompts, response_lengths, mean_length,
-    few_steps, step_counts, unfinished, other_load, warm_up, samples, lost_records, broken_log,
+    few_steps, step_counts, unfinished, other_load, samples, lost_records, broken_log,
 )  # fmt: skip

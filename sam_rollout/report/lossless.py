@@ -42,26 +42,16 @@ class Losslessness:
     pairs: list[Pair]  # Each pair has a run of BASE and a run of SAM, with equal seeds if possible.
     controls: list[Pair]  # Each pair has two runs of the same side.
 
-    def counts(self) -> dict[str, tuple[int, int]]:
-        """Return, for each way to compare, how many responses are identical, and the total.
-
-        The two ways are `TOKEN_IDS` and `LENGTHS`.
-        """
-        table: dict[str, tuple[int, int]] = {}
-        for pair in self.pairs:
-            same, total = table.get(pair.by, (0, 0))
-            table[pair.by] = same + pair.identical, total + pair.matched + pair.unmatched
-        return table
-
     def sentence(self) -> str:
         """Return a sentence that says whether the texts are identical."""
-        counts = self.counts()
-        if not counts:
+        if not self.pairs:
             return "Whether the responses are identical is not recorded."
-        what = "responses" if counts.keys() == {TOKEN_IDS} else "response lengths"
-        same, total = map(sum, zip(*counts.values(), strict=True))
+        by_length = any(pair.by == LENGTHS for pair in self.pairs)
+        what = "response lengths" if by_length else "responses"
+        same = sum(pair.identical for pair in self.pairs)
+        total = sum(pair.matched + pair.unmatched for pair in self.pairs)
         if same == total:
-            missing = "" if what == "responses" else "; not all texts are recorded"
+            missing = "; not all texts are recorded" if by_length else ""
             return f"All {total:,} {what} are identical{missing}."
         why = "this sampler keeps the distribution, not the texts"
         if self.timed:

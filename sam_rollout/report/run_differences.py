@@ -20,25 +20,17 @@ _ASKED = f"{ASKED}."
 _COMMIT_DIGITS = 12
 SEEDS = ("actor_rollout_ref.rollout.seed", "data.seed")  # not compared by `run_differences`
 
-# For each kind of difference, how the names of its settings end. Settings with other names are of
-# the kind "config".
-KINDS = {
+# For each kind of difference that does not change a rollout, how the names of its settings end.
+# Settings with other names are of the kind "config".
+_MILD = {
     "validation": ("trainer.test_freq", "trainer.val_before_train", "data.val_batch_size"),
     "saving": (
         "trainer.save_freq", "rollout_telemetry.record_traces", "rollout_telemetry.curve_every",
         "rollout_telemetry.progress", "proof.every", "proof.responses",
     ),
     "steps": ("trainer.total_training_steps", "trainer.total_epochs"),
-    "batch_size": ("_batch_size", "dynamic_sampling.max_rounds", "ppo_mini_batch_size"),
-    "responses_per_prompt": ("rollout.n",),
-    "lengths": ("_length", "max_model_len", "prompt_length", "response_length"),
-    "sampler": ("temperature", "top_p", "top_k", "rollout_sampler.kind", "coupling", "do_sample",
-                "batch_invariant"),
-    "seeds": (".seed", "_seed"),
-    "tail": ("rollout_telemetry.tail_threshold",),
 }  # fmt: skip
 _INPUT_FILES = ("model.path", "_files")  # Paths of the model and of the data.
-_MILD = {"validation", "saving", "steps"}  # Differences of these kinds do not change a rollout.
 
 
 class Difference(NamedTuple):
@@ -73,9 +65,8 @@ def _setting(name: str, left: Any, right: Any) -> Difference:
     if alike := _common_end(left, right):
         unfair = name.endswith(_INPUT_FILES) and alike < 2
         return Difference("paths", name, left, right, unfair)
-    found = (kind for kind, ends in KINDS.items() if name.endswith(ends))
-    kind = next(found, "config")
-    return Difference(kind, name, left, right, kind not in _MILD)
+    kind = next((kind for kind, ends in _MILD.items() if name.endswith(ends)), "config")
+    return Difference(kind, name, left, right, kind == "config")
 
 
 def _common_end(left: Any, right: Any) -> int:

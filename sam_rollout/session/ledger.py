@@ -1,4 +1,4 @@
-"""Counts drafted and accepted tokens per request, per step, and by the length of the context.
+"""Counts drafted and accepted tokens per request and per step.
 
 Padding tokens (``padding.py``) are not counted as draft tokens. They follow a request's draft
 tokens, so accepted draft tokens come before accepted padding tokens.
@@ -13,7 +13,6 @@ from sam_rollout.automaton.compilation import GIVEN_INT32, INT32, INT64_2D, kern
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.verified import Verified
 from sam_rollout.telemetry.records import RequestTotals
-from sam_rollout.telemetry.schema import CONTEXT_COUNTERS, CONTEXT_EDGES, CONTEXT_KINDS
 
 VERIFY_STEPS, DRAFTED, ACCEPTED, OPEN_STEPS, OPEN_TOKENS = range(5)
 # These are the indices of a step's sums: requests with drafts, draft tokens, accepted draft tokens,
@@ -23,7 +22,7 @@ REQUESTS, TOKENS, KEPT, FILLING, KEPT_FILLING, BY_PLACE = range(6)
 
 
 class RequestLedger:
-    """Keeps totals per request, and separate totals by context length since the last drain.
+    """Keeps totals per request, and counts padding tokens since the last drain.
 
     Attributes:
         step: int64 [5 + k + 2 * sources], the sums of the step that was added last. Their indices
@@ -38,8 +37,6 @@ class RequestLedger:
         self._counts = np.zeros((len(RequestTotals._fields), max_rows), dtype=np.int64)
         self._offered = np.zeros(max_rows, dtype=np.int32)
         self._anything_offered = False
-        self._edges = np.array(CONTEXT_EDGES, np.int32)
-        self._by_context = np.zeros((len(CONTEXT_KINDS), len(CONTEXT_EDGES)), np.int64)
         self._filling = np.zeros(2, np.int64)  # padding tokens: verified, accepted
         self._parked: dict[str, np.ndarray] = {}
         self._finished: dict[str, RequestTotals] = {}
@@ -66,7 +63,7 @@ class RequestLedger:
         self._ids = list(request_ids)
         return ended
 
-    def book(self, verified: Verified, num_tokens: np.ndarray, *, drafted: bool) -> None:
+    def book(self, verified: Verified, *, drafted: bool) -> None:
         """Add a step to the totals.
 
         `drafted` says whether the step verified draft or padding tokens.
@@ -76,8 +73,7 @@ class RequestLedger:
             return
         _book(
             verified.sampled, verified.drafted, verified.accepted, verified.filling,
-            verified.source, num_tokens, self._offered, self._k, self._counts, self._edges,
-            self._by_context, self.step,
+            verified.source, self._offered, self._k, self._counts, self.step,
         )  # fmt: skip
         self._filling += self.step[FILLING:BY_PLACE]
 
@@ -90,14 +86,10 @@ class RequestLedger:
         self._anything_offered = rows is not None
 
     def take_counters(self) -> dict[str, int]:
-        """Return and reset the counts by length of the context and the counts of padding tokens."""
-        values = zip(CONTEXT_COUNTERS, self._by_context.ravel().tolist(), strict=True)
-        seen = np.tile(self._by_context[0] > 0, len(CONTEXT_KINDS)).tolist()
-        found = {f"draft/{n}": v for (n, v), known in zip(values, seen, strict=True) if known}
+        """Return and reset the counts of padding tokens."""
         filling, kept = self._filling.tolist()
-        self._by_context.fill(0)
         self._filling.fill(0)
-        return found | {"draft/padding_tokens": filling, "draft/accepted_padding_tokens": kept}
+        return {"draft/padding_tokens": filling, "draft/accepted_padding_tokens": kept}
 
     def drain(self) -> dict[str, RequestTotals]:
         """Return the totals of requests that ended since the last call, and of live requests."""
@@ -106,14 +98,8 @@ class RequestLedger:
         return ended | {name: RequestTotals(*counts.tolist()) for name, counts in live.items()}
 
 
-@kernel(
-    GIVEN_INT32, *[INT32] * 4, GIVEN_INT32, INT32, types.int64, INT64_2D, INT32, INT64_2D,
-    written(types.int64),
-)  # fmt: skip
-def _book(
-    sampled, drafted, accepted, filling, source, num_tokens, offered, k, counts, edges, by_context,
-    step,
-):  # fmt: skip
+@kernel(GIVEN_INT32, *[INT32] * 5, types.int64, INT64_2D, written(types.int64))
+def _book(sampled, drafted, accepted, filling, source, offered, k, counts, step):
     sources = (step.size - BY_PLACE - k) // 2
     step[:] = 0
     for row in range(sampled.size):
@@ -127,13 +113,6 @@ def _book(
             counts[VERIFY_STEPS, row] += 1
             counts[DRAFTED, row] += drafted[row]
             counts[ACCEPTED, row] += accepted[row]
-            context = num_tokens[row] - gained
-            bin_ = edges.size - 1
-            while bin_ > 0 and context < edges[bin_]:
-                bin_ -= 1
-            by_context[0, bin_] += 1
-            by_context[1, bin_] += drafted[row]
-            by_context[2, bin_] += accepted[row]
             step[REQUESTS] += 1
             step[TOKENS] += drafted[row]
             step[KEPT] += accepted[row]

@@ -257,7 +257,7 @@ class DraftSession:
         If the next step has no room for drafts, the budget is 0. Only a look keeps its budget,
         because it hands no drafts over to the engine.
         """
-        self._books.ledger.book(step.verified, step.num_tokens, drafted=drafted)
+        self._books.ledger.book(step.verified, drafted=drafted)
         was_open = self._may_open
         budget = self.gate.next_budget(step, whole=whole, room=room)
         drafts = self._may_open = hands_over(budget, self.gate.least_chance)
@@ -317,26 +317,6 @@ class DraftSession:
         self._paused, self.wants_drafts = paused, False
         self._heard(False)
 
-    def end_step(
-        self, going_on: Iterable[RequestIdentity] = ()
-    ) -> tuple[dict[str, int], dict[str, int]]:
-        """End a training step (see `drain`); return the drafter's counters and levels, if any."""
-        self.settle()
-        if (drafter := self.drafter) is not None:
-            try:
-                # No call of `step` followed the end of the last requests, so their end is noticed
-                # here.
-                live = self._requests.live
-                drafter.responses.interrupted = {one.key: one.group_key for one in going_on}
-                self._follow(drafter, [one for one in self._request_ids if one in live])
-                self._made.end_step()
-                drafter.end_step()
-                drafter.responses.interrupted = {}
-                return drafter.counters(), drafter.levels()
-            except Exception:
-                self._switch_off()
-        return {}, {}
-
     def _switch_off(self) -> None:
         """Go on without the drafter, whose exception is being handled."""
         self.failures += 1
@@ -363,8 +343,24 @@ class DraftSession:
             ``requests`` (the fields of ``RequestTotals``, by request id) and ``counters`` (by
             metric, without ``sam/``).
         """
-        totals, levels = self.end_step(going_on)
-        totals |= {
+        self.settle()
+        totals: Mapping[str, float] = {}
+        levels: Mapping[str, float] = {}
+        if (drafter := self.drafter) is not None:
+            try:
+                # No call of `step` followed the end of the last requests, so their end is noticed
+                # here.
+                live = self._requests.live
+                drafter.responses.interrupted = {one.key: one.group_key for one in going_on}
+                self._follow(drafter, [one for one in self._request_ids if one in live])
+                self._made.end_step()
+                drafter.end_step()
+                drafter.responses.interrupted = {}
+                totals, levels = drafter.counters(), drafter.levels() | self.gate.drain()
+            except Exception:
+                self._switch_off()
+        totals = {
+            **totals,
             "draft/failures": self.failures,
             "draft/record_failures": self._books.failures,
             "draft/exchange_failures": self.exchange_failures,
@@ -372,13 +368,5 @@ class DraftSession:
         since = {name: value - self._drained.get(name, 0) for name, value in totals.items()}
         self._drained = totals
         drained = self._books.drain()
-        drained["counters"] |= since | levels | self._gates_counts()
+        drained["counters"] |= {**since, **levels}
         return drained
-
-    def _gates_counts(self) -> dict[str, float]:
-        try:
-            return self.gate.drain()
-        except Exception:
-            if self.drafter is not None:
-                self._switch_off()
-            return {}

@@ -20,7 +20,8 @@ def _find() -> tuple[SourceEntry, ...]:
     return tuple(sorted(entries, key=lambda entry: entry.order))
 
 
-# A run's records list the sources in this order. If votes weigh the same, the earlier source wins.
+# If votes weigh the same, the earlier source wins. A run's records list the sources in this order.
+# Another order needs a new SCHEMA_VERSION (telemetry/records.py), but a new last source does not.
 SOURCES: tuple[SourceEntry, ...] = _find()
 NAMES: tuple[str, ...] = tuple(entry.name for entry in SOURCES)
 

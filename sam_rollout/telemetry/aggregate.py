@@ -125,12 +125,6 @@ class Rollout:
             return None
         return factor * ratio(self.counters[above], self.counters[below])
 
-    @property
-    def requests_of_replica(self) -> np.ndarray:
-        """The number of requests on each replica, [replicas], without replicas that had none."""
-        by_replica = self.requests.group_by("replica").aggregate([([], "count_all")])
-        return by_replica["count_all"].to_numpy()
-
     @cached_property
     def seconds_without_drafts(self) -> float | None:
         """The largest busy time of a replica, estimated for a rollout without drafts."""

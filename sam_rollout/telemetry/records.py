@@ -30,7 +30,6 @@ __all__ = [
     "RunInfo",
     "StepRecord",
     "TraceRecord",
-    "VersionError",
 ]
 
 SCHEMA_VERSION = 4  # Run folders of other versions cannot be read.
@@ -40,10 +39,6 @@ VERSION_METRIC = "telemetry/schema_version"
 
 class RunFolderError(Exception):
     """A run folder, or a file in it, is missing or unreadable; the message says what to do."""
-
-
-class VersionError(RunFolderError):
-    """The run folder was written in another version of its format."""
 
 
 def column(kind: pa.DataType, meaning: str, default: Any = MISSING) -> Any:
@@ -188,8 +183,6 @@ def _schema(record: type) -> pa.Schema:
     columns = []
     for one in fields(record):
         metadata = {"meaning": one.metadata["meaning"]}
-        if one.name.endswith("_per_source"):
-            metadata["sources"] = ",".join(NAMES)
         nullable = one.default is None
         columns.append(pa.field(one.name, one.metadata["kind"], nullable, metadata))
     return pa.schema(columns)
@@ -280,8 +273,7 @@ class RunFolder:
         """Return the descriptions of all starts of the run, in order.
 
         Raises:
-            RunFolderError: The folder or run.json is missing or unreadable.
-            VersionError: Another version wrote the folder.
+            RunFolderError: The folder or run.json is missing, unreadable or of another version.
         """
         first = self.root / "run.json"
         if not first.is_file():
@@ -321,7 +313,7 @@ class RunFolder:
         for path in paths:
             try:
                 # `pq.read_table` is not used, because it would look for a data set in the folder.
-                table = _in_registry_order(pq.ParquetFile(path).read())
+                table = pq.ParquetFile(path).read()
                 names = table.column_names
                 there = [one for one in schema if one.name in names or not one.nullable]
                 tables.append(table.select([one.name for one in there]).cast(pa.schema(there)))
@@ -388,28 +380,6 @@ class RunFolder:
         return dict(sorted(steps.items()))
 
 
-def _in_registry_order(table: pa.Table) -> pa.Table:
-    """Reorder lists that hold one number per source, to match the present order of sources.
-
-    The sources may have had another order when the run was recorded.
-    """
-    for name in ("drafted_per_source", "accepted_per_source"):
-        place = table.schema.get_field_index(name)
-        if place < 0:
-            continue
-        metadata = table.schema.field(place).metadata or {}
-        if b"sources" not in metadata:
-            raise ValueError(f"{name} does not name its sources")
-        then = metadata[b"sources"].decode().split(",")
-        if then != list(NAMES):
-            lists = [
-                row and [dict(zip(then, row, strict=True)).get(kind, 0) for kind in NAMES]
-                for row in table[name].to_pylist()
-            ]
-            table = table.set_column(place, name, pa.array(lists, _INTS))
-    return table
-
-
 def _read_info(path: Path) -> RunInfo:
     try:
         content = loads(path.read_text(encoding="utf-8"))
@@ -417,7 +387,7 @@ def _read_info(path: Path) -> RunInfo:
     except (ValueError, KeyError, TypeError) as error:
         raise RunFolderError(f"{path}: expected a JSON object with schema_version") from error
     if version != SCHEMA_VERSION:
-        raise VersionError(
+        raise RunFolderError(
             f"{path}: schema_version is {version}, and this version of sam-rollout reads only "
             f"{SCHEMA_VERSION}: read the run with the version that wrote it (run.json, versions)"
         )

@@ -41,7 +41,6 @@ GROUPS = {
     "them. Engines draw the head's tokens, so their acceptance can be higher.",
     "gate": "The gate, which decides whether the drafter drafts.",
     "sampler": "The engine's samplers, ours or the stock ones, in runs with a drafter.",
-    "routing": "The distribution of requests over replicas.",
     "rounds": "The generation rounds of dynamic sampling, written by the trainer.",
     "sentinel": "Findings of the [sentinel](troubleshooting.md#what-the-sentinel-says): 1 if "
     "something is wrong with the drafts, else 0. The metrics exist for training steps of runs with "
@@ -54,19 +53,9 @@ GROUPS = {
     "and this run's gains. They are absent at steps that the baseline lacks.",
 }
 
-# Placeholders for a position in a draft (1, 2, ...), the lower edge of a bin, and a draft source.
-POSITION, CONTEXT, SOURCE = "<k>", "<lo>", "<source>"
-# Drafts are counted in bins with these edges, by the length of the text that a draft continues.
-CONTEXT_EDGES = (0, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
-CONTEXT_KINDS = ("verify", "drafted", "accepted")
-CONTEXT_COUNTERS = tuple(
-    f"{kind}_context_{edge}" for kind in CONTEXT_KINDS for edge in CONTEXT_EDGES
-)
-_PLACES = {
-    POSITION: r"[1-9]\d*",
-    CONTEXT: "|".join(map(str, CONTEXT_EDGES)),
-    SOURCE: "|".join(NAMES),
-}
+# Placeholders for a position in a draft (1, 2, ...), and a draft source.
+POSITION, SOURCE = "<k>", "<source>"
+_PLACES = {POSITION: r"[1-9]\d*", SOURCE: "|".join(NAMES)}
 
 
 def _of_phase(phase: str, words: str, act: str) -> list[Metric]:
@@ -175,13 +164,6 @@ _DRAFT = (
     Metric("draft/padding_tokens", "tokens",
            "Tokens that only pad steps to captured graphs, not counted as drafted. If there are "
            "many, sam.pad_drafts may cost more than it saves."),
-    *(Metric(f"draft/{kind}_context_{CONTEXT}", unit, meaning)
-      for kind, unit, meaning in (
-          ("verify", "requests",
-           "Verified drafts of texts with at least lo tokens, and fewer than the next edge; lo = "
-           f"{', '.join(map(str, CONTEXT_EDGES))}. The acceptance length of a bin is 1 + "
-           "accepted_context / verify_context."),
-          ("accepted", "tokens", "Accepted tokens of the drafts in verify_context."))),
     *(replace(own, name=f"draft/{own.name}") for entry in SOURCES for own in entry.metrics),
     Metric("sampler/time_us_per_step", "us",
            "Host time in the engine's samplers per engine step; on an accelerator the time to "
@@ -216,10 +198,6 @@ _GATE = (
     Metric("gate/lone_steps", "steps",
            "Steps for which one of several engines that share experts decided alone. Above 0: "
            "their exchange fails."),
-    Metric("gate/calibration", "1",
-           "With sam.gate.kind=auto: draft tokens that proved right / the number that the drafter "
-           "expected. If this is far from 1, the gate corrects the drafter's probabilities.",
-           MEAN, lambda r: r.counted_ratio("gate/right_tokens", "gate/expected_tokens")),
     Metric("gate/tree_share", "1",
            "With sam.draft_shape=auto: engine steps with trees / engine steps with an open gate. "
            "Near 1: try a larger sam.max_draft_tokens.",
@@ -239,11 +217,6 @@ _GATE = (
 )  # fmt: skip
 
 _TRAINER = (
-    Metric("routing/imbalance", "1",
-           "Requests of the busiest replica / mean over replicas with requests. Far above 1: "
-           "replicas wait for one of them.", "over the requests of all replicas",
-           lambda r: ratio(r.requests_of_replica.max(initial=0) * len(r.requests_of_replica),
-                           r.requests.num_rows)),
     Metric("rounds/count", "rounds",
            "Generation rounds until the batch was full. Above 1: raise "
            "dynamic_sampling.gen_batch_size.", STEP),

@@ -68,7 +68,7 @@ class Synthetic:
     """A made-up run, with the rollout of every step.
 
     `seed` fixes prompts and texts; `noise_seed` fixes times. `update_s` is the time outside the
-    rollout. `warm_up` multiplies the times of the first step's engine steps.
+    rollout.
     """
 
     steps: int = 6
@@ -81,7 +81,6 @@ class Synthetic:
     update_s: float = 5.0
     noise: float = 0.02
     traces: bool = True
-    warm_up: float = 1.0
     fields: dict[str, Any] = field(default_factory=dict)  # fields of RunInfo
 
     def write(self, path: Path) -> Path:
@@ -105,7 +104,6 @@ class Synthetic:
             left = left - gained
             drafts, kept = count * drafting, int(gained.sum()) - count
             duration = (0.01 + 0.001 * count) * (1 + self.noise * noise.standard_normal())
-            duration *= self.warm_up if step == 1 else 1.0
             now += duration
             rows.append(engine_step(
                 step=step, time_s=now, duration_s=duration, running=count,

@@ -46,7 +46,9 @@ def test_lost_records_are_named_and_no_difference(pair, tables, same):
     lost = [found.text for found in comparison.findings if found.name == "lost_records"]
     assert len(lost) == ("requests" in tables)
     assert all("not all requests of 1 steps are recorded, the first is 3" in text for text in lost)
-    assert comparison.lossless.counts() == {by: (count, count) for by, count in same.items()}
+    pairs = comparison.lossless.pairs
+    assert {pair.by: pair.identical for pair in pairs} == same
+    assert all((pair.matched, pair.unmatched) == (pair.identical, 0) for pair in pairs)
     assert not {"prompts", "mean_length"} & {found.name for found in comparison.findings}
 
 

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.verified import Verified
 from sam_rollout.session.ledger import RequestLedger
-from sam_rollout.telemetry.schema import CONTEXT_EDGES
 from tests.unit.drafting.texts import int32
 
 MAX_ROWS, K, SOURCES = 4, 3, 2
@@ -43,17 +42,13 @@ class Reference:
         self.offered: dict[str, bool] = {}
         self.counters = Counter(PADDING)
 
-    def step(self, batch, rows, lengths, offered) -> None:
-        for request_id, row, length in zip(batch, rows, lengths, strict=True):
+    def step(self, batch, rows, offered) -> None:
+        for request_id, row in zip(batch, rows, strict=True):
             sampled, drafted, accepted, filling, _ = row
             steps, all_drafted, all_accepted, *of_open = self.totals.get(request_id, (0,) * 5)
             if drafted:
                 steps, all_drafted = steps + 1, all_drafted + drafted
                 all_accepted += accepted
-                edge = max(edge for edge in CONTEXT_EDGES if edge <= length - sampled)
-                self.counters[f"draft/verify_context_{edge}"] += 1
-                self.counters[f"draft/drafted_context_{edge}"] += drafted
-                self.counters[f"draft/accepted_context_{edge}"] += accepted
             if self.offered.get(request_id) and sampled:
                 of_open = [of_open[0] + 1, of_open[1] + sampled]
             if filling:
@@ -95,10 +90,9 @@ def test_counts_what_a_dictionary_would(data):
             assert set(ledger.follow(batch, live)) == known - set(live) - ended_since_drain
             ended_since_drain |= known - set(live)
         found = [verified_row(data) for _ in batch]
-        lengths = [data.draw(st.integers(K + 2, 80_000), "length") for _ in batch]
         verified = verified_of(*found) if batch else Verified(*[int32()] * 7)
         drafted = any(row[1] or row[3] for row in found)
-        ledger.book(verified, int32(*lengths), drafted=drafted)
+        ledger.book(verified, drafted=drafted)
         if drafted:
             assert ledger.step.tolist() == sums_of(found)
         else:
@@ -106,7 +100,7 @@ def test_counts_what_a_dictionary_would(data):
         gate_open = data.draw(st.booleans(), "gate")
         offered = [gate_open and row[0] > 0 for row in found]
         ledger.offer(np.array(offered, bool) if gate_open else None)
-        reference.step(batch, found, lengths, offered)
+        reference.step(batch, found, offered)
         if data.draw(st.integers(0, 3), "drain") == 0:
             assert ledger.drain() == reference.totals
             assert ledger.take_counters() == reference.counters

@@ -242,21 +242,16 @@ def test_a_failure_ends_drafting_and_nothing_else(call, pad_drafts, monkeypatch,
 
 
 @pytest.mark.parametrize("call", ["observe", "budget"])
-def test_a_gate_that_fails_ends_drafting_and_its_counts_until_then_are_kept(
-    call, monkeypatch, caplog
-):
+def test_a_gate_that_fails_ends_drafting(call, monkeypatch, caplog):
     engine = Engine("a")
     gate = on_record(engine)
-    gate.drain = lambda: {"gate/trials": 7}
     assert all(engine.step("a"))
     monkeypatch.setattr(gate, call, lambda *_args, **_options: 1 / 0)
     with caplog.at_level(logging.WARNING, LOGGER):
         assert [engine.step("a") for _ in range(5)] == [[[]]] * 5
     (warning,) = warnings_of(caplog)
     assert "without drafts" in warning.message and warning.exc_info is not None
-    counters = engine.drain()["counters"]
-    assert (counters["draft/failures"], counters["gate/trials"]) == (1, 7)
-    assert engine.counter("failures") == 0
+    assert [engine.counter("failures") for _ in range(2)] == [1, 0]
 
 
 def test_a_gate_whose_counts_fail_loses_nothing_else(monkeypatch):
@@ -266,8 +261,9 @@ def test_a_gate_whose_counts_fail_loses_nothing_else(monkeypatch):
     monkeypatch.setattr(gate, "drain", lambda: 1 / 0)
     drained = engine.drain()
     assert "a" in drained["requests"] and any(drained["steps"].values())
+    assert drained["counters"]["draft/failures"] == 1
     assert engine.step("a") == [[]]
-    assert [engine.counter("failures") for _ in range(2)] == [1, 0]
+    assert engine.counter("failures") == 0
 
 
 def test_an_exchange_that_fails_is_counted_named_once_and_tried_again(monkeypatch, caplog):
@@ -402,8 +398,6 @@ def test_nothing_is_cumulative(kind):
     _, drafted, accepted, _, _ = map(sum, zip(*totals.values(), strict=True))
     assert drafted == sum(sum(one["draft_tokens"]) for one in steps)
     assert accepted == sum(sum(one["accepted_tokens"]) for one in steps)
-    by_context = [name for name in sums if name.startswith("draft/drafted_context_")]
-    assert sum(sums[name] for name in by_context) == drafted
     assert sums["draft/padding_tokens"] > sums["draft/accepted_padding_tokens"] > 0
     if kind == "threshold":
         assert sums["draft/proposed_tokens"] > drafted > accepted > 0

@@ -9,7 +9,7 @@ from sam_rollout.core.metric import Metric
 from sam_rollout.telemetry.aggregate import Rollout, aggregate
 from sam_rollout.telemetry.records import SCHEMA_VERSION
 from sam_rollout.telemetry.schema import declared
-from tests.records import by_source, engine_step, engine_steps, request, requests
+from tests.records import by_source, engine_step, engine_steps, requests
 
 
 def replica_zero() -> pa.Table:
@@ -55,13 +55,9 @@ def replica_one() -> pa.Table:
     )  # fmt: skip
 
 
-def three_requests() -> pa.Table:
-    return requests(*(request(sibling=n, end_s=end_s) for n, end_s in enumerate((1.0, 2.0, 6.0))))
-
-
 @pytest.fixture(scope="module")
 def metrics():
-    return aggregate([replica_one(), replica_zero()], [three_requests()], tail_threshold=2)
+    return aggregate([replica_one(), replica_zero()], [], tail_threshold=2)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +92,6 @@ def metrics():
         ("draft/drafted_run", 0),
         ("draft/time_us_per_step", 170 / 7),
         ("gate/open_share", 3 / 7),
-        ("routing/imbalance", 1.0),
     ],
 )
 def test_by_hand(metrics, name, value):
@@ -122,9 +117,8 @@ def test_validation_traffic_is_kept_apart():
     tables = [replica_zero(), engine_steps(validation)]
     train = aggregate(tables, [], tail_threshold=2)
     assert train["sam/engine/rollout_s"] == 5.0
-    held_out = aggregate(tables, [three_requests()], tail_threshold=2, split="val")
+    held_out = aggregate(tables, [], tail_threshold=2, split="val")
     assert held_out["sam_val/engine/rollout_s"] == 8.0
-    assert held_out["sam_val/routing/imbalance"] == 0.0  # the requests are of the train split
     assert all(name.startswith("sam_val/") for name in held_out)
 
 
@@ -138,35 +132,24 @@ def test_bulk_and_tail_add_up_when_the_longest_tail_is_not_on_the_busiest_replic
     assert metrics["sam/bulk/time_s"] == metrics["sam/engine/rollout_s"] == 9.0
 
 
-def test_replicas_with_more_requests_show():
-    placed = [0, 0, 0, 0, 0, 1, 1, 1]
-    tables = [requests(request(replica=replica, sibling=n)) for n, replica in enumerate(placed)]
-    metrics = aggregate([], tables, tail_threshold=2)
-    assert metrics["sam/routing/imbalance"] == pytest.approx(5 / 4)
-
-
 def counted(*counters: dict[str, float]) -> dict[str, float]:
     return aggregate([], [], tail_threshold=2, drafter_counters=dict(enumerate(counters)))
 
 
 def test_counters_are_summed_over_replicas_and_those_that_are_no_metric_left_out():
-    by_length = {"draft/verify_context_4096": 5, "draft/accepted_context_4096": 3}
     metrics = counted(
-        {"draft/failures": 1, "draft/run_bytes": 7, "draft/drafter_steps": 9, **by_length},
-        {"draft/failures": 2, "draft/run_bytes": 9, **by_length},
+        {"draft/failures": 1, "draft/run_bytes": 7, "draft/drafter_steps": 9},
+        {"draft/failures": 2, "draft/run_bytes": 9},
     )
     assert metrics["sam/draft/failures"] == 3
     assert metrics["sam/draft/run_bytes"] == 16
-    assert metrics["sam/draft/verify_context_4096"] == 10
-    assert metrics["sam/draft/accepted_context_4096"] == 6
     assert metrics["sam/draft/drafted_tokens"] == 0  # counted from records, of which there are none
-    for unknown in ("drafter_steps", "bytes", "verify_context_0", "evictions"):
+    for unknown in ("drafter_steps", "bytes", "evictions"):
         assert f"sam/draft/{unknown}" not in metrics
 
 
 def test_what_the_measuring_gate_says_in_proportion_is_of_all_replicas():
     ratios = {
-        "calibration": ("right_tokens", "expected_tokens", 1.0),
         "measured_ms_per_token": ("measured_s", "measured_tokens", 1e3),
         "trial_loss_share": ("trial_loss_s", "decoding_s", 1.0),
     }

@@ -14,7 +14,6 @@ def test_page_shows_every_metric_once_and_there_are_no_more_than_somebody_acts_o
 def test_validation_and_positions_resolve_to_their_declaration():
     assert declared("sam_val/tail/time_s").name == "sam/tail/time_s"
     assert declared("sam/draft/accepted_position_12").unit == "1"
-    assert declared("sam/draft/verify_context_16384").unit == "requests"
     assert declared("sam/draft/accepted_own").name == "sam/draft/accepted_<source>"
     assert declared("sam_val/draft/run_bytes").unit == "bytes"
     assert metric_name("val", "gate/open_share") == "sam_val/gate/open_share"
@@ -25,7 +24,6 @@ def test_validation_and_positions_resolve_to_their_declaration():
     [
         "sam/tail/time",
         "sam/draft/accepted_position_0",
-        "sam/draft/verify_context_7",
         "sam/draft/accepted_nothing",
         "sam/draft/accepted_<source>",
         "timing_s/gen",

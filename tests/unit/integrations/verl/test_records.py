@@ -25,7 +25,7 @@ def worker() -> dict:
         "host": platform.node(),
         "clock_s": time.monotonic(),
         "requests": {f"request-{number}-0a1b2c3d": COUNTS for number in range(RESPONSES)},
-        "counters": {"draft/failures": 0, "draft/verify_context_0": 8},
+        "counters": {"draft/failures": 0, "draft/bytes": 8},
     }
 
 
@@ -55,7 +55,7 @@ def test_an_engines_steps_and_requests_meet_what_its_drafter_counted():
         assert (row["prompt_tokens"], row["response_tokens"]) == (2, 3)
         assert row["group"] == group_of([number, 7])
     assert found.traces["response_ids"].to_pylist() == [[4, 5, 6]] * RESPONSES
-    assert found.drafter_counters["draft/verify_context_0"] == 8
+    assert found.drafter_counters["draft/bytes"] == 8
 
 
 @pytest.fixture
