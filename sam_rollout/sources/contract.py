@@ -35,8 +35,6 @@ class Piece(NamedTuple):
     response: str  # a unique name of the response
     start: int  # number of the response's tokens before this piece
     is_last: bool  # whether the response has ended
-    # Whether this is a whole response, sent at its end, to be stored in another engine's folder.
-    is_whole: bool
     tokens: bytes  # int32, little-endian
 
     @property

@@ -151,7 +151,7 @@ class Responses:
             if len(text) and identity.key not in self.interrupted:
                 self.ended[request_id] = Ended(identity, text)
                 if is_of_training(identity):
-                    self.keep(identity.group, identity.step, text)
+                    self._keep(identity.group, identity.step, text)
 
     def end_step(self) -> None:
         """Write the training step's responses; free the recorder's memory if no request is live."""
@@ -203,8 +203,8 @@ class Responses:
         # Preempted requests need slots, too. If no slot is free, a response is not recorded.
         return TextRecorder(2 * self._limits.max_rows + 16, self._limits.max_model_len)
 
-    def keep(self, group: str, step: int, text: Int32Array) -> None:
-        """Keep a response of training, sampled here or by an engine that has another folder."""
+    def _keep(self, group: str, step: int, text: Int32Array) -> None:
+        """Keep a response of training until the thread writes it to disk."""
         if self._store is None or not self.keeps:
             return
         if self._waiting_bytes + text.nbytes > MOST_WAITING_BYTES:

@@ -66,9 +66,7 @@ class OwnTexts:
             if ended is not None and self.room:
                 name, start = self._name_and_start(request_id)
                 tokens = to_bytes(ended.text[start:])
-                self._ended.append(
-                    Piece(*ended.identity.group_key, name, start, True, False, tokens)
-                )
+                self._ended.append(Piece(*ended.identity.group_key, name, start, True, tokens))
                 self.nbytes += len(tokens)
                 if len(self._ended) > self.room:
                     self.nbytes -= len(self._ended.popleft().tokens)
@@ -92,7 +90,7 @@ class OwnTexts:
             if len(tokens):
                 self._sent[request_id] = name, start + len(tokens)
                 key, sent = identity.group_key, to_bytes(tokens)
-                pieces.append(Piece(*key, name, start, False, False, sent))
+                pieces.append(Piece(*key, name, start, False, sent))
         return [piece._replace(response=f"{origin}/{piece.response}") for piece in pieces]
 
 
@@ -101,8 +99,7 @@ class SharedTexts:
 
     Args:
         max_bytes: memory for all texts of siblings, from this engine and others.
-        responses: the record of the engine's responses; it also keeps other engines' whole
-            responses.
+        responses: the record of the engine's responses.
         place_of: maps a piece to its group and automaton, or to None if the piece is not wanted.
         keep_ended: called with the group and tokens of a text that has ended and was read.
     """
@@ -119,7 +116,6 @@ class SharedTexts:
         self._pool = pool
         self._limits = limits
         self._max_bytes = max_bytes
-        self._responses = responses
         self._place_of = place_of
         self._keep_ended = keep_ended
         self.own = OwnTexts(responses)
@@ -173,9 +169,6 @@ class SharedTexts:
                         error,
                     )
                 self._refused += 1
-                continue
-            if piece.is_whole:
-                self._responses.keep(piece.group, piece.step, tokens)
                 continue
             place = self._place_of(piece)
             if place is None:

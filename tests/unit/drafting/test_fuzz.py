@@ -214,7 +214,7 @@ class Fuzz:
             self._heard[name], self._heard_last[name] = 0, tokens[:0]
         step = self._train_step - int(rng.random() < 0.05)
         told = tokens.astype("<i4").tobytes()
-        piece = (TRAIN_SPLIT, step, group, name, start, is_last, False, told)
+        piece = (TRAIN_SPLIT, step, group, name, start, is_last, told)
         if rng.random() > 0.05 or not self._share:
             return piece
         self._damaged += 1

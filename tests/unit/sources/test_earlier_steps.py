@@ -151,7 +151,7 @@ def test_siblings_that_ended_in_this_step_outlive_earlier_responses(tmp_path, el
     if elsewhere:
         drafter.exchange("y", [])
         told = np.array(ended, "<i4").tobytes()
-        drafter.exchange("y", [Piece("train", 2, "g", "x/1", 0, True, False, told)])
+        drafter.exchange("y", [Piece("train", 2, "g", "x/1", 0, True, told)])
     else:
         drafter.admit("ended", identity(step=2, sibling=1))
         for end in (1, 3900):
@@ -235,18 +235,6 @@ def test_a_failing_disk_costs_one_warning(tmp_path, monkeypatch, caplog, method)
     assert counter(drafter, "texts_failures") == 1
     assert [r.levelname for r in caplog.records] == ["WARNING"]
     assert "the rollout continues without" in caplog.text
-
-
-def test_a_response_that_ended_beside_another_folder_is_kept_here_too(tmp_path):
-    from sam_rollout.sources.support.pieces import whole_response
-
-    told = whole_response(identity(step=1), "x/whole/1", PROMPT, RESPONSE)
-    drafter = make_drafter(tmp_path)
-    drafter.exchange("y", [told, told._replace(split="val"), told._replace(start=3)])
-    assert counter(drafter, "shared_refused") == 2, "one of validation, one that is not whole"
-    drafter.end_step()
-    assert continued(drafter, "b", identity(step=2), RESPONSE[:9]) == RESPONSE[9:12]
-    assert kept(tmp_path) == [PROMPT[-8:] + RESPONSE]
 
 
 @pytest.mark.parametrize("source", [{"run": {"when": "always"}}, {"prompt": {}}])

@@ -27,7 +27,7 @@ def pass_on(sender: SamDrafter, receiver: SamDrafter) -> list:
 
 def piece(tokens, *, start=0, response="x/1", group="g"):
     told = to_bytes(np.array(tokens, np.int32))
-    return ("train", 1, group, response, start, False, False, told)
+    return ("train", 1, group, response, start, False, told)
 
 
 def test_a_response_drafts_what_a_sibling_on_another_engine_is_writing():
