@@ -128,7 +128,7 @@ class Source:
         """Take in other engines' pieces; return this engine's own pieces since the last call.
 
         This method is called a few times per second, between engine steps. `origin` is a unique
-        name of this engine. The contents of `pieces` have not been checked (see `read_piece`).
+        name of this engine. Each of `pieces` is a tuple or list of a `Piece`'s fields.
         """
         return []
 
