@@ -16,8 +16,6 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ray.exceptions import ActorUnavailableError, RayActorError
-
 from sam_rollout.core.identity import GroupKey, RequestIdentity
 from sam_rollout.integrations.verl.failures import describe
 
@@ -253,21 +251,16 @@ class TextSharing:
             peer.sending = None
 
     def _complain(self, peer: _Peer, error: Exception) -> None:
-        replica = next(number for number, other in self._peers.items() if other is peer)
-        is_dead = isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError)
-        if is_dead or not peer.has_failed:
+        if not peer.has_failed:
+            replica = next(number for number, other in self._peers.items() if other is peer)
             logger.warning(
-                "Replica %s %s texts to replica %s. Siblings there draft without them, and the "
-                "rollout goes on: %s",
+                "Replica %s could not send texts to replica %s. Siblings there draft without them, "
+                "and the rollout goes on: %s",
                 self._replica,
-                "sends no more" if is_dead else "could not send",
                 replica,
                 describe(error),
             )
         peer.has_failed = True
-        if is_dead:
-            self._lost += len(peer.waiting)
-            del self._peers[replica]
 
 
 def _group_of(piece: Sequence) -> GroupKey:

@@ -2,7 +2,7 @@ import asyncio
 import logging
 
 import pytest
-from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray.exceptions import ActorDiedError
 
 from sam_rollout.integrations.verl import sharing
 from sam_rollout.integrations.verl.sharing import PIECE_BYTES, TextSharing
@@ -102,7 +102,7 @@ def test_engines_of_one_server_share_without_any_other(run):
     run(test, Server(0, engines=3))
 
 
-def test_a_server_that_died_is_named_once_and_forgotten(run, caplog):
+def test_a_server_that_died_is_named_once_and_the_others_go_on(run, caplog):
     async def test(a, b, c):
         with running(a), running(b), running(c):
             await turn(a, b, c)
@@ -113,19 +113,18 @@ def test_a_server_that_died_is_named_once_and_forgotten(run, caplog):
                     await turn(a, c)
             await turn(c)
         assert [one[4] for one in c.got[0]] == [0, 1, 2, 3, 4]
-        assert a.sharing.take_counters() == {"draft/shared_lost": 1}
+        assert a.sharing.take_counters() == {"draft/shared_lost": 5}
         assert a.sharing.take_counters() == {"draft/shared_lost": 0}
         assert [r.args[0] for r in caplog.records if "replica 1" in r.getMessage()] == [0]
 
     run(test, Server(0), Server(1), Server(2))
 
 
-@pytest.mark.parametrize("error", [ActorUnavailableError("busy", b"1" * 16), ValueError("bad")])
-def test_a_server_that_fails_for_a_while_is_named_once_and_told_later(run, caplog, error):
+def test_a_server_that_fails_for_a_while_is_named_once_and_told_later(run, caplog):
     async def test(a, b):
         with running(a), running(b):
             await turn(a, b)
-            b.fails = error
+            b.fails = ValueError("bad")
             with caplog.at_level(logging.WARNING):
                 for start in range(3):
                     a.sampled = [[piece(start=start)]]
