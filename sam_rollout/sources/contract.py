@@ -143,10 +143,6 @@ class Source:
         """Report this source's own counts since it was made, by name; see `SourceEntry.metrics`."""
         return {}
 
-    def levels(self) -> Mapping[str, int]:
-        """Report this source's own present figures, by name; see `SourceEntry.metrics`."""
-        return {}
-
 
 @dataclass(frozen=True)
 class SourceEntry:
@@ -159,8 +155,8 @@ class SourceEntry:
     # to draft from.
     make: Callable[[Any, Limits, Responses], Source | None]
     order: int  # number by which the sources are sorted
-    # Declarations of the figures that `counters` and `levels` report, without the prefix
-    # `sam/draft/`. `<name>_bytes`, `<name>_evictions` and `<name>_failures` need no declaration.
+    # Declarations of the figures that `counters` reports, without the prefix `sam/draft/`.
+    # `<name>_bytes`, `<name>_evictions` and `<name>_failures` need no declaration.
     metrics: tuple[Metric, ...] = ()
     # A function of the section and the vocabulary's size, called before a model is loaded. It
     # raises ConfigError for faults that the section's fields do not show, such as a missing file.

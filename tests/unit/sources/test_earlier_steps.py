@@ -8,7 +8,16 @@ from sam_rollout.core.limits import UNKNOWN_VOCABULARY
 from sam_rollout.sources.contract import Piece
 from sam_rollout.sources.support import responses, text_moves
 from sam_rollout.sources.support.text_store import Text, TextStore
-from tests.unit.drafting.texts import Later, counter, drafter_of, enter, identity, leave, step
+from tests.unit.drafting.texts import (
+    Later,
+    counter,
+    drafter_of,
+    enter,
+    groups,
+    identity,
+    leave,
+    step,
+)
 
 PROMPT = list(range(100, 120))
 RESPONSE = list(range(200, 260))
@@ -52,7 +61,7 @@ def test_the_next_epoch_drafts_from_the_last_one(tmp_path):
     assert counter(drafter, "earlier_found") == 1, "read once for both"
     assert counter(drafter, "earlier_missing") >= 1
     leave(drafter, "bcd")
-    assert counter(drafter, "prompt_groups") == counter(drafter, "prompt_bytes") == 0
+    assert groups(drafter) == counter(drafter, "prompt_bytes") == 0
 
 
 def test_a_restart_and_another_engine_see_the_same_folder(tmp_path):
@@ -88,13 +97,13 @@ def test_an_interrupted_response_is_kept_once_and_its_siblings_meanwhile(tmp_pat
     leave(drafter, ["b"])
     drafter.responses.interrupted = {}
     drafter.admit("c", cut)
-    assert counter(drafter, "prompt_groups") == 1
+    assert groups(drafter) == 1
     drafts = step(drafter, {"c": PROMPT + other[:10]})["c"]
     assert drafts == other[10:13], "its siblings' texts are there"
     step(drafter, {"c": PROMPT + other})
     leave(drafter, ["c"])
     drafter.wait()
-    assert counter(drafter, "prompt_groups") == 0
+    assert groups(drafter) == 0
     texts = sorted(text[-len(other) :] for text in kept(tmp_path))
     assert [len(text) for text in texts] == [20 + CONTEXT, len(other)]
     assert texts[1] == other
@@ -122,7 +131,7 @@ def test_no_engine_step_waits_for_the_disk_and_live_requests_move_bit_by_bit(tmp
         assert drafter.usage().catch_up_tokens - before <= 100
     text += RESPONSE[20:24]
     assert step(drafter, {"b": text})["b"] == RESPONSE[24:27]
-    assert counter(drafter, "prompt_groups") == 1
+    assert groups(drafter) == 1
 
 
 def test_a_group_that_ends_before_its_responses_are_read(tmp_path):
