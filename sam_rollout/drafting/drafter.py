@@ -235,5 +235,4 @@ class SamDrafter:
         own = {"live_requests": usage.live_requests, "bytes": usage.bytes}
         for source in self.sources:
             own[f"{source.name}_bytes"] = source.usage().bytes
-            own.update(source.levels())
         return {f"draft/{name}": value for name, value in own.items()}

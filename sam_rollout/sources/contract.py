@@ -35,8 +35,6 @@ class Piece(NamedTuple):
     response: str  # a unique name of the response
     start: int  # number of the response's tokens before this piece
     is_last: bool  # whether the response has ended
-    # Whether this is a whole response, sent at its end, to be stored in another engine's folder.
-    is_whole: bool
     tokens: bytes  # int32, little-endian
 
     @property
@@ -130,7 +128,7 @@ class Source:
         """Take in other engines' pieces; return this engine's own pieces since the last call.
 
         This method is called a few times per second, between engine steps. `origin` is a unique
-        name of this engine. The contents of `pieces` have not been checked (see `read_piece`).
+        name of this engine. Each of `pieces` is a tuple or list of a `Piece`'s fields.
         """
         return []
 
@@ -145,10 +143,6 @@ class Source:
         """Report this source's own counts since it was made, by name; see `SourceEntry.metrics`."""
         return {}
 
-    def levels(self) -> Mapping[str, int]:
-        """Report this source's own present figures, by name; see `SourceEntry.metrics`."""
-        return {}
-
 
 @dataclass(frozen=True)
 class SourceEntry:
@@ -161,8 +155,8 @@ class SourceEntry:
     # to draft from.
     make: Callable[[Any, Limits, Responses], Source | None]
     order: int  # number by which the sources are sorted
-    # Declarations of the figures that `counters` and `levels` report, without the prefix
-    # `sam/draft/`. `<name>_bytes`, `<name>_evictions` and `<name>_failures` need no declaration.
+    # Declarations of the figures that `counters` reports, without the prefix `sam/draft/`.
+    # `<name>_bytes`, `<name>_evictions` and `<name>_failures` need no declaration.
     metrics: tuple[Metric, ...] = ()
     # A function of the section and the vocabulary's size, called before a model is loaded. It
     # raises ConfigError for faults that the section's fields do not show, such as a missing file.

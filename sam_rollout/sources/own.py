@@ -24,7 +24,8 @@ class OwnSourceConfig(Section):
         2_000_000_000,
         minimum=1 << 20,
         meaning="Memory of one engine. If it is full, requests that do not run lose their automata "
-        "first, then requests with the shortest texts.",
+        "first. Then running requests with the shortest texts lose theirs, and draft nothing more "
+        "from this source.",
     )
 
 
@@ -36,6 +37,7 @@ class OwnText(LiveTexts):
     every step, automata are given up until memory is below `config.max_bytes`. Requests that are
     absent from the batch lose their automata first, in the order in which they left. Requests in
     the batch follow, with the smallest automata first, because long texts yield the longest drafts.
+    A request that was in the batch gets no new automaton, even if memory is free again.
     """
 
     name = "own"
@@ -45,50 +47,30 @@ class OwnText(LiveTexts):
         self._max_live = 2 * limits.max_rows + 16
         self._max_bytes = config.max_bytes
         self._slot_of: dict[str, int] = {}  # the request that has been absent longest is first
-        # Requests in the batch whose automata were given up -> sizes of these automata in bytes.
-        self._suspended: dict[str, int] = {}
+        self._without: set[str] = set()  # requests whose automata were given up in the batch
         self._bound: list[str] = []
 
     def bind(self, request_ids: Sequence[str], identities: Identities) -> None:
         """Learn which request is in which row."""
-        ids = list(request_ids)
-        self._resume(ids)
-        for row, request_id in enumerate(ids):
-            if request_id in self._suspended:
+        self._bound = list(request_ids)
+        for row, request_id in enumerate(self._bound):
+            if request_id in self._without:
                 self._slots[row] = NO_SLOT
                 continue
             slot = self._slot_of.pop(request_id, NO_SLOT)
             slot = self.pool.open() if slot == NO_SLOT else slot
             self._slot_of[request_id] = slot  # moved to the end, after all absent requests
             self._slots[row] = slot
-        self._bound = ids
         while len(self._slot_of) > self._max_live:
             self._evict(next(iter(self._slot_of)))
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """Free the state of requests that ended; unknown ids are skipped."""
         for request_id in request_ids:
+            self._without.discard(request_id)
             slot = self._slot_of.pop(request_id, NO_SLOT)
             if slot != NO_SLOT:
                 self.pool.close(slot)
-            else:
-                self._suspended.pop(request_id, None)
-
-    def _resume(self, ids: list[str]) -> None:
-        """Resume suspended requests, in row order, if automata of their former sizes fit."""
-        if not self._suspended:
-            return
-        nbytes = self.pool.nbytes
-        suspended = {}
-        for request_id in ids:
-            had = self._suspended.get(request_id)
-            if had is None:
-                continue
-            if nbytes + had <= self._max_bytes:
-                nbytes += had
-            else:
-                suspended[request_id] = had
-        self._suspended = suspended
 
     def settle(self) -> None:
         """Give up automata until the rest fits, in the order that the class describes."""
@@ -102,20 +84,17 @@ class OwnText(LiveTexts):
             if request_id in row_of
         )
         for request_id in absent + [request_id for _, request_id in by_size]:
-            nbytes = self._evict(request_id)
+            self._evict(request_id)
             if request_id in row_of:
-                # A new automaton would push out another one, so the request gets none for now.
-                self._suspended[request_id] = nbytes
+                # A new automaton would push out another one, so the request gets none.
+                self._without.add(request_id)
                 self._slots[row_of[request_id]] = NO_SLOT
             if self.pool.nbytes <= self._max_bytes:
                 return
 
-    def _evict(self, request_id: str) -> int:
-        slot = self._slot_of.pop(request_id)
-        nbytes = self.pool.nbytes_of(slot)
-        self.pool.close(slot)
+    def _evict(self, request_id: str) -> None:
+        self.pool.close(self._slot_of.pop(request_id))
         self.evictions += 1
-        return nbytes
 
 
 SOURCE = SourceEntry(

@@ -138,10 +138,6 @@ class PromptTexts(GroupedTexts[GroupKey]):
         earlier = {f"earlier_{name}": count for name, count in self._counts.items()}
         return earlier | self._shared.counters()
 
-    def levels(self) -> Mapping[str, int]:
-        """Return the number of automata."""
-        return {"prompt_groups": len(self._groups) + len(self._replaced)}
-
     @property
     def _nbytes(self) -> int:
         return super()._nbytes + self._shared.nbytes + self._ended_bytes

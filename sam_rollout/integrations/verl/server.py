@@ -32,7 +32,7 @@ from sam_rollout.integrations.verl.replica_records import (
     ReplicaRecords,
     join_records,
 )
-from sam_rollout.integrations.verl.sharing import TextSharing, find_name
+from sam_rollout.integrations.verl.sharing import TextSharing
 from sam_rollout.integrations.vllm.drafting.startup_check import check_drafters, check_samplers
 from sam_rollout.integrations.vllm.engine_settings import settings_of
 from sam_rollout.integrations.vllm.scheduling.request_rules import keep_rules_with_drafts
@@ -189,10 +189,6 @@ class SamHttpServer(vLLMHttpServer):
             self._interrupted.append(identity)
             if not output.token_ids:
                 return output
-        elif self._sharing is not None:
-            begin = len(prompt_ids) - resumed
-            response = [*prompt_ids[begin:], *output.token_ids]
-            self._sharing.ended(identity, prompt_ids[:begin], response)
         self._finished.append(
             FinishedRequest(
                 request_id=request_id,
@@ -258,18 +254,13 @@ class SamHttpServer(vLLMHttpServer):
 
     async def share_texts(self, servers: Mapping[int, Any]) -> None:
         engines = engine_count(self.engine)
-        folder = await asyncio.to_thread(find_name, self._settings.sam)
-        self._sharing = TextSharing(
-            self.replica_rank, servers, engines, self._exchange_texts, folder
-        )
+        self._sharing = TextSharing(self.replica_rank, servers, engines, self._exchange_texts)
         await self._sharing.start()
 
-    async def hear_texts(
-        self, replica: int, folder: str, runs: list[tuple] | None, pieces: list[tuple]
-    ) -> None:
+    async def hear_texts(self, replica: int, runs: list[tuple] | None, pieces: list[tuple]) -> None:
         """Receive another server's running groups and sampled texts; see `TextSharing.hear`."""
         if self._sharing is not None:
-            self._sharing.hear(replica, folder, runs, pieces)
+            self._sharing.hear(replica, runs, pieces)
 
     async def _exchange_texts(self, pieces: Sequence[list[tuple]]) -> list[list[tuple]]:
         arguments = [(f"{self.replica_rank}.{engine}", one) for engine, one in enumerate(pieces)]

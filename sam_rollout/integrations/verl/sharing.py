@@ -4,10 +4,6 @@ Several times per second each server asks its engines for newly sampled pieces o
 the pieces to the servers that run siblings. Servers are Ray actors and call each other directly.
 Each server announces to the others which prompts it runs.
 
-If replicas keep texts in different folders, each ended response has to reach every other folder. It
-is sent to one replica per folder, namely to the lowest-numbered replica that uses this folder.
-`find_name` returns a name that identifies a folder.
-
 No request waits for sharing. Pieces are lost if a server dies, a queue is full or a call fails.
 Lost pieces are counted. They reduce acceptance, but do no other harm.
 """
@@ -18,18 +14,10 @@ import dataclasses
 import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from ray.exceptions import ActorUnavailableError, RayActorError
-
-from sam_rollout.config import SamConfig
 from sam_rollout.core.identity import GroupKey, RequestIdentity
 from sam_rollout.integrations.verl.failures import describe
-from sam_rollout.sources.contract import Piece
-from sam_rollout.sources.support.pieces import whole_response
-from sam_rollout.sources.support.responses import is_of_training
-from sam_rollout.sources.support.text_store import name_of
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +32,6 @@ MOST_WAITING_BYTES = 16 << 20
 MESSAGE_BYTES = 2 << 20
 # Memory of a piece's tuple in bytes, in addition to the tokens.
 PIECE_BYTES = 400
-
-IS_WHOLE = Piece._fields.index("is_whole")
 
 Exchange = Callable[[Sequence[list[tuple]]], Awaitable[list[list[tuple]]]]
 
@@ -101,7 +87,6 @@ def _size(piece: tuple) -> int:
 @dataclasses.dataclass
 class _Peer:
     server: Any
-    folder: str = ""  # The name of the folder that the peer announced; empty for none.
     runs: frozenset[GroupKey] = frozenset()  # The groups that the peer last announced.
     knows: frozenset[GroupKey] | None = None  # This server's groups, as last sent to the peer.
     waiting: _PieceQueue = dataclasses.field(default_factory=_PieceQueue)
@@ -118,7 +103,6 @@ class TextSharing:
         engines: Number of engines of this server.
         exchange: A function that sends each engine its pieces, and returns the pieces that each
             engine has sampled.
-        folder: Name of the folder that keeps ended responses; empty if there is none.
 
     Attributes:
         interval_s: Time until the next turn.
@@ -130,11 +114,8 @@ class TextSharing:
         servers: Mapping[int, Any],
         engines: int,
         exchange: Exchange,
-        folder: str = "",
     ) -> None:
         self._replica = replica
-        self._folder = folder
-        self._whole_responses = 0  # number of ended responses sent to other folders
         self._peers = {
             other: _Peer(server) for other, server in servers.items() if other != replica
         }
@@ -171,33 +152,10 @@ class TextSharing:
             if not self._running[group]:
                 del self._running[group]
 
-    def ended(
-        self,
-        identity: RequestIdentity | None,
-        prompt_ids: Sequence[int],
-        response_ids: Sequence[int],
-    ) -> None:
-        """Send an ended response to one server per folder; this server's folder is left out."""
-        keepers = {peer.folder: peer for _, peer in sorted(self._peers.items(), reverse=True)}
-        others = [peer for folder, peer in keepers.items() if folder not in ("", self._folder)]
-        if not self._folder or not others or not is_of_training(identity) or not response_ids:
-            return
-        assert identity is not None
-        self._whole_responses += 1
-        name = f"{self._replica}/whole/{self._whole_responses}"
-        piece = tuple(whole_response(identity, name, prompt_ids, response_ids))
-        for peer in others:
-            self._keep(peer.waiting, [piece])
-
-    def hear(
-        self, replica: int, folder: str, runs: Iterable[Iterable] | None, pieces: list[tuple]
-    ) -> None:
-        """Receive a server's folder, running groups (None if unchanged) and new pieces."""
-        peer = self._peers.get(replica)
-        if peer is not None:
-            peer.folder = folder
-            if runs is not None:
-                peer.runs = frozenset(tuple(group) for group in runs)
+    def hear(self, replica: int, runs: Iterable[Iterable] | None, pieces: list[tuple]) -> None:
+        """Receive a server's running groups (None if unchanged) and new pieces."""
+        if runs is not None and replica in self._peers:
+            self._peers[replica].runs = frozenset(map(tuple, runs))
         self._hand_in(pieces)
 
     def take_counters(self) -> dict[str, int]:
@@ -266,12 +224,7 @@ class TextSharing:
             if engine == sampled_by:
                 continue
             runs = self._running if len(self._arrived) == 1 else self._runs[engine]
-            # Whole responses come from servers with other folders. Only this server's first engine
-            # gets them, and stores them in this server's folder.
-            wanted = [
-                one for one in pieces if (engine == 0 if one[IS_WHOLE] else _group_of(one) in runs)
-            ]
-            self._keep(waiting, wanted)
+            self._keep(waiting, [piece for piece in pieces if _group_of(piece) in runs])
 
     def _keep(self, waiting: _PieceQueue, pieces: Iterable[tuple]) -> None:
         dropped = sum(map(waiting.put, pieces))
@@ -289,7 +242,7 @@ class TextSharing:
         pieces = peer.waiting.take()
         news = None if runs == peer.knows else list(runs)
         try:
-            await peer.server.hear_texts.remote(self._replica, self._folder, news, pieces)
+            await peer.server.hear_texts.remote(self._replica, news, pieces)
             peer.knows = runs
         except Exception as error:
             self._lost += len(pieces)
@@ -298,38 +251,16 @@ class TextSharing:
             peer.sending = None
 
     def _complain(self, peer: _Peer, error: Exception) -> None:
-        replica = next(number for number, other in self._peers.items() if other is peer)
-        is_dead = isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError)
-        if is_dead or not peer.has_failed:
+        if not peer.has_failed:
+            replica = next(number for number, other in self._peers.items() if other is peer)
             logger.warning(
-                "Replica %s %s texts to replica %s. Siblings there draft without them, and the "
-                "rollout goes on: %s",
+                "Replica %s could not send texts to replica %s. Siblings there draft without them, "
+                "and the rollout goes on: %s",
                 self._replica,
-                "sends no more" if is_dead else "could not send",
                 replica,
                 describe(error),
             )
         peer.has_failed = True
-        if is_dead:
-            self._lost += len(peer.waiting)
-            del self._peers[replica]
-
-
-def find_name(sam: SamConfig) -> str:
-    """Return the name that identifies the folder of ended responses; empty if none is used."""
-    sources: Any = sam.sources  # it has a field for each registered source
-    if not sam.texts.path or not (sources.prompt.earlier_steps or sources.run.enabled):
-        return ""
-    folder = Path(sam.texts.path).expanduser()
-    try:
-        return name_of(folder)
-    except OSError as error:
-        logger.warning(
-            "The folder %s does not share ended responses with other nodes: %s",
-            folder,
-            error,
-        )
-        return ""
 
 
 def _group_of(piece: Sequence) -> GroupKey:

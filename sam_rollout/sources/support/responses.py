@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -151,7 +151,7 @@ class Responses:
             if len(text) and identity.key not in self.interrupted:
                 self.ended[request_id] = Ended(identity, text)
                 if is_of_training(identity):
-                    self.keep(identity.group, identity.step, text)
+                    self._keep(identity.group, identity.step, text)
 
     def end_step(self) -> None:
         """Write the training step's responses; free the recorder's memory if no request is live."""
@@ -203,8 +203,8 @@ class Responses:
         # Preempted requests need slots, too. If no slot is free, a response is not recorded.
         return TextRecorder(2 * self._limits.max_rows + 16, self._limits.max_model_len)
 
-    def keep(self, group: str, step: int, text: Int32Array) -> None:
-        """Keep a response of training, sampled here or by an engine that has another folder."""
+    def _keep(self, group: str, step: int, text: Int32Array) -> None:
+        """Keep a response of training until the thread writes it to disk."""
         if self._store is None or not self.keeps:
             return
         if self._waiting_bytes + text.nbytes > MOST_WAITING_BYTES:
@@ -228,19 +228,9 @@ class Responses:
             self._unwritten, self._unwritten_bytes = [], 0
 
     def _submit(self, nbytes: int, task: Callable[..., Any], *arguments: object) -> Future[Any]:
-        future = submit(self._executor, task, *arguments)
+        future = self._executor.submit(task, *arguments)
         self._waiting.append((future, nbytes))
         return future
-
-
-def submit(executor: Executor, task: Callable[..., Any], *arguments: object) -> Future[Any]:
-    """Submit a task; return a failed future if the executor refuses it."""
-    try:
-        return executor.submit(task, *arguments)
-    except RuntimeError as error:
-        failed: Future[Any] = Future()
-        failed.set_exception(error)
-        return failed
 
 
 def _read_earlier(store: TextStore, group: str, step: int, max_tokens: int) -> AutomatonPool | None:

@@ -1,5 +1,7 @@
 """Exchanges siblings' texts with other engines.
 
+No engine waits for a piece, and no piece is sent twice. A lost piece only lowers acceptance.
+
 Two queues have limited lengths: ended texts wait to be sent, and received texts wait to be read.
 Surplus texts are dropped. The automata read a few of the received tokens in each engine step.
 Waiting texts count towards `max_bytes`, and are dropped before any automaton is given up for lack
@@ -19,7 +21,6 @@ from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.core.identity import GroupKey
 from sam_rollout.sources.contract import Limits, Piece
 from sam_rollout.sources.support.live_texts import NO_SLOT, number_of
-from sam_rollout.sources.support.pieces import BadPieceError, read_piece, to_bytes
 
 if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool
@@ -65,10 +66,8 @@ class OwnTexts:
             ended = self._responses.ended.get(request_id)
             if ended is not None and self.room:
                 name, start = self._name_and_start(request_id)
-                tokens = to_bytes(ended.text[start:])
-                self._ended.append(
-                    Piece(*ended.identity.group_key, name, start, True, False, tokens)
-                )
+                tokens = ended.text[start:].astype("<i4", copy=False).tobytes()
+                self._ended.append(Piece(*ended.identity.group_key, name, start, True, tokens))
                 self.nbytes += len(tokens)
                 if len(self._ended) > self.room:
                     self.nbytes -= len(self._ended.popleft().tokens)
@@ -91,8 +90,8 @@ class OwnTexts:
             tokens = self._responses.peek(request_id, start)
             if len(tokens):
                 self._sent[request_id] = name, start + len(tokens)
-                key, sent = identity.group_key, to_bytes(tokens)
-                pieces.append(Piece(*key, name, start, False, False, sent))
+                sent = tokens.astype("<i4", copy=False).tobytes()
+                pieces.append(Piece(*identity.group_key, name, start, False, sent))
         return [piece._replace(response=f"{origin}/{piece.response}") for piece in pieces]
 
 
@@ -101,8 +100,7 @@ class SharedTexts:
 
     Args:
         max_bytes: memory for all texts of siblings, from this engine and others.
-        responses: the record of the engine's responses; it also keeps other engines' whole
-            responses.
+        responses: the record of the engine's responses.
         place_of: maps a piece to its group and automaton, or to None if the piece is not wanted.
         keep_ended: called with the group and tokens of a text that has ended and was read.
     """
@@ -119,12 +117,11 @@ class SharedTexts:
         self._pool = pool
         self._limits = limits
         self._max_bytes = max_bytes
-        self._responses = responses
         self._place_of = place_of
         self._keep_ended = keep_ended
         self.own = OwnTexts(responses)
         self._is_asked = False
-        self._refused = self._tokens_read = self._tokens_missed = 0
+        self._tokens_read = self._tokens_missed = 0
         self._make(room=0)
 
     def _make(self, room: int) -> None:
@@ -151,32 +148,23 @@ class SharedTexts:
         return self.own.nbytes + self._touched_tokens * 4
 
     def counters(self) -> dict[str, int]:
-        """Return counts of other engines' tokens, read and missed, and of refused pieces."""
+        """Return counts of other engines' tokens, read and missed."""
         return {
             "shared_tokens": self._tokens_read,
             "shared_missed_tokens": self._tokens_missed,
-            "shared_refused": self._refused,
         }
 
     def exchange(self, origin: str, pieces: Iterable[Any]) -> list[Piece]:
-        """Implement `Source.exchange`; count bad pieces, and log the first one."""
+        """Implement `Source.exchange`.
+
+        Raises:
+            ValueError: A piece would make its text longer than the engine's longest text.
+        """
         if not self._is_asked:
             self._start()
         for raw in pieces:
-            try:
-                piece, tokens = read_piece(raw, self._limits)
-            except BadPieceError as error:
-                if not self._refused:
-                    logger.warning(
-                        "A piece of another engine's response is refused, and drafting goes on. "
-                        "Further refused pieces are only counted. The reason: %s",
-                        error,
-                    )
-                self._refused += 1
-                continue
-            if piece.is_whole:
-                self._responses.keep(piece.group, piece.step, tokens)
-                continue
+            piece = Piece(*raw)
+            tokens = np.frombuffer(piece.tokens, "<i4").astype(np.int32, copy=False)
             place = self._place_of(piece)
             if place is None:
                 self._tokens_missed += len(tokens)
@@ -217,6 +205,13 @@ class SharedTexts:
             self._end(row)
             self._begin(row, piece.start, group, automaton)
         known = self._known[row]
+        # If a row is full, numpy drops a single further token without an error. The automaton would
+        # then read beyond the row.
+        if known + len(tokens) > self._limits.max_model_len:
+            raise ValueError(
+                f"the response {piece.response} has more than {self._limits.max_model_len} tokens, "
+                "the engine's longest text"
+            )
         self._texts[row, known : known + len(tokens)] = tokens
         self._known[row] += len(tokens)
         if (grown := int(self._known[row] - self._touched[row])) > 0:

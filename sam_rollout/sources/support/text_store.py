@@ -17,7 +17,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -230,15 +230,6 @@ def _unless_deleted() -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ESTALE):  # ESTALE: deleted by another machine
             raise
-
-
-def name_of(folder: Path) -> str:
-    """Return a folder's unique name, which the first call writes; raise OSError on failure."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError):
-        # A symbolic link and its content appear together, on a network file system, too.
-        os.symlink(uuid.uuid4().hex, folder / "name")
-    return os.readlink(folder / "name")
 
 
 def _key(group: str) -> int:

@@ -52,7 +52,7 @@ def test_max_bytes_takes_from_absent_requests_first():
     assert 0 < counter(drafter, "own_bytes") <= usage.bytes and counter(drafter, "own_evictions")
 
 
-def test_max_bytes_suspends_the_smallest_present_request_until_memory_returns():
+def test_max_bytes_takes_from_the_smallest_present_request_for_good():
     drafter = make_drafter(max_model_len=30_000, max_bytes=1 << 20)
     texts = {"small": LONG_TEXT[:24000], "large": LONG_TEXT}
     step(drafter, texts)
@@ -63,8 +63,8 @@ def test_max_bytes_suspends_the_smallest_present_request_until_memory_returns():
     assert usage.bytes <= 1 << 20
     assert usage.evictions == 1  # one eviction, not one per step
     drafter.finish(["large"])
-    assert len(step(drafter, {"small": texts["small"]})["small"]) == 3
-    assert drafter.usage().live_requests == 1
+    assert step(drafter, {"small": texts["small"]})["small"] == []
+    assert drafter.usage().live_requests == 0
 
 
 def test_a_request_too_large_for_the_cap_never_comes_back():

@@ -126,8 +126,6 @@ class Fuzz:
                 "texts": {"path": str(folder / "texts") if rng.random() < 0.7 else ""},
             }
         )
-        prompt = config.sources.prompt
-        self._share = prompt.enabled and prompt.share
         self._step_budget = config.step_budget
         shapes = SHAPES[rng.integers(len(SHAPES))]
         self._drafter = SamDrafter(config, Limits(MAX_ROWS, self._longest), shapes)
@@ -137,7 +135,6 @@ class Fuzz:
         self._told: Counter[str] = Counter()  # this engine's response -> tokens sent
         self._heard: Counter[str] = Counter()  # another engine's response -> tokens received
         self._heard_last: dict[str, np.ndarray] = {}  # the last token received, or empty
-        self._damaged = 0
         self.judged = 0
 
     def _sources(self, folder: Path) -> dict[str, Any]:
@@ -183,8 +180,6 @@ class Fuzz:
         assert not any(held[name] for name in held.keys() & {"own", "prompt"}), held
         for failed in ("texts", "run"):
             assert counters.get(f"draft/{failed}_failures", 0) == 0, counters
-        refused = counters.get("draft/shared_refused", 0)
-        assert refused == self._damaged, counters
 
     def _end_step(self) -> None:
         self._drafter.end_step()
@@ -214,12 +209,7 @@ class Fuzz:
             self._heard[name], self._heard_last[name] = 0, tokens[:0]
         step = self._train_step - int(rng.random() < 0.05)
         told = tokens.astype("<i4").tobytes()
-        piece = (TRAIN_SPLIT, step, group, name, start, is_last, False, told)
-        if rng.random() > 0.05 or not self._share:
-            return piece
-        self._damaged += 1
-        damaged = [None, piece[1:], (*piece[:4], -1, *piece[5:]), (*piece[:-1], b"12345")]
-        return damaged[rng.integers(len(damaged))]
+        return TRAIN_SPLIT, step, group, name, start, is_last, told
 
     def _arrive(self) -> None:
         while len(self._live) < MAX_ROWS + 2 and self._rng.random() < 0.5:

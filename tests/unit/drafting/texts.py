@@ -63,6 +63,11 @@ def counter(drafter, name):
     return (drafter.counters() | drafter.levels())[f"draft/{name}"]
 
 
+def groups(drafter):
+    """Return how many automata the source `prompt` keeps."""
+    return sum(len([*source._all()]) for source in drafter.sources if source.name == "prompt")
+
+
 def drafter_of(
     *names, k=3, max_rows=8, longest=1 << 20, vocabulary=UNKNOWN_VOCABULARY, path="", **sections
 ):

@@ -16,6 +16,7 @@ from sam_rollout.sources.model import ModelSourceConfig
 from sam_rollout.sources.prompt import PromptTexts
 from sam_rollout.telemetry.records import NOTE_COLUMNS, RequestTotals
 from tests.records import by_source
+from tests.unit.drafting.texts import groups
 from tests.unit.gating.steps import decode
 from tests.unit.session.engine import (
     MAX_LENGTH,
@@ -350,7 +351,7 @@ def test_without_recording_nothing_piles_up():
         engine.texts.clear()
         engine.add_siblings(PERIOD[: 1 + number % 4], f"r{number}", step=number)
         engine.step(f"r{number}")
-    assert engine.session.drafter.levels()["draft/prompt_groups"] == 1, "the last group is left"
+    assert groups(engine.session.drafter) == 1, "the last group is left"
     drained = engine.drain()
     assert (drained["steps"]["noted_s"], list(drained["requests"])) == ([], ["r19"])
 
@@ -508,5 +509,7 @@ def test_a_group_lives_on_while_one_of_its_responses_is_interrupted():
     engine.step("a", "b")
     interrupted = engine.identities["b"]
     engine.texts.clear()  # both requests have ended
-    assert engine.session.drain([interrupted])["counters"]["draft/prompt_groups"] == 1
-    assert engine.counter("prompt_groups") == 0, "it did not come back"
+    engine.session.drain([interrupted])
+    assert groups(engine.session.drafter) == 1
+    engine.drain()
+    assert groups(engine.session.drafter) == 0, "it did not come back"

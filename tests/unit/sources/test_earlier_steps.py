@@ -8,7 +8,16 @@ from sam_rollout.core.limits import UNKNOWN_VOCABULARY
 from sam_rollout.sources.contract import Piece
 from sam_rollout.sources.support import responses, text_moves
 from sam_rollout.sources.support.text_store import Text, TextStore
-from tests.unit.drafting.texts import Later, counter, drafter_of, enter, identity, leave, step
+from tests.unit.drafting.texts import (
+    Later,
+    counter,
+    drafter_of,
+    enter,
+    groups,
+    identity,
+    leave,
+    step,
+)
 
 PROMPT = list(range(100, 120))
 RESPONSE = list(range(200, 260))
@@ -52,7 +61,7 @@ def test_the_next_epoch_drafts_from_the_last_one(tmp_path):
     assert counter(drafter, "earlier_found") == 1, "read once for both"
     assert counter(drafter, "earlier_missing") >= 1
     leave(drafter, "bcd")
-    assert counter(drafter, "prompt_groups") == counter(drafter, "prompt_bytes") == 0
+    assert groups(drafter) == counter(drafter, "prompt_bytes") == 0
 
 
 def test_a_restart_and_another_engine_see_the_same_folder(tmp_path):
@@ -88,13 +97,13 @@ def test_an_interrupted_response_is_kept_once_and_its_siblings_meanwhile(tmp_pat
     leave(drafter, ["b"])
     drafter.responses.interrupted = {}
     drafter.admit("c", cut)
-    assert counter(drafter, "prompt_groups") == 1
+    assert groups(drafter) == 1
     drafts = step(drafter, {"c": PROMPT + other[:10]})["c"]
     assert drafts == other[10:13], "its siblings' texts are there"
     step(drafter, {"c": PROMPT + other})
     leave(drafter, ["c"])
     drafter.wait()
-    assert counter(drafter, "prompt_groups") == 0
+    assert groups(drafter) == 0
     texts = sorted(text[-len(other) :] for text in kept(tmp_path))
     assert [len(text) for text in texts] == [20 + CONTEXT, len(other)]
     assert texts[1] == other
@@ -122,7 +131,7 @@ def test_no_engine_step_waits_for_the_disk_and_live_requests_move_bit_by_bit(tmp
         assert drafter.usage().catch_up_tokens - before <= 100
     text += RESPONSE[20:24]
     assert step(drafter, {"b": text})["b"] == RESPONSE[24:27]
-    assert counter(drafter, "prompt_groups") == 1
+    assert groups(drafter) == 1
 
 
 def test_a_group_that_ends_before_its_responses_are_read(tmp_path):
@@ -151,7 +160,7 @@ def test_siblings_that_ended_in_this_step_outlive_earlier_responses(tmp_path, el
     if elsewhere:
         drafter.exchange("y", [])
         told = np.array(ended, "<i4").tobytes()
-        drafter.exchange("y", [Piece("train", 2, "g", "x/1", 0, True, False, told)])
+        drafter.exchange("y", [Piece("train", 2, "g", "x/1", 0, True, told)])
     else:
         drafter.admit("ended", identity(step=2, sibling=1))
         for end in (1, 3900):
@@ -235,18 +244,6 @@ def test_a_failing_disk_costs_one_warning(tmp_path, monkeypatch, caplog, method)
     assert counter(drafter, "texts_failures") == 1
     assert [r.levelname for r in caplog.records] == ["WARNING"]
     assert "the rollout continues without" in caplog.text
-
-
-def test_a_response_that_ended_beside_another_folder_is_kept_here_too(tmp_path):
-    from sam_rollout.sources.support.pieces import whole_response
-
-    told = whole_response(identity(step=1), "x/whole/1", PROMPT, RESPONSE)
-    drafter = make_drafter(tmp_path)
-    drafter.exchange("y", [told, told._replace(split="val"), told._replace(start=3)])
-    assert counter(drafter, "shared_refused") == 2, "one of validation, one that is not whole"
-    drafter.end_step()
-    assert continued(drafter, "b", identity(step=2), RESPONSE[:9]) == RESPONSE[9:12]
-    assert kept(tmp_path) == [PROMPT[-8:] + RESPONSE]
 
 
 @pytest.mark.parametrize("source", [{"run": {"when": "always"}}, {"prompt": {}}])

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.drafting.texts import counter, drafter_of, enter, identity, leave, step
+from tests.unit.drafting.texts import counter, drafter_of, enter, groups, identity, leave, step
 
 
 def make_drafter(*names, k=3, max_rows=8, own=True, max_bytes=1 << 30):
@@ -26,9 +26,9 @@ def test_finished_responses_stay_until_the_step_ends():
     drafter.finish(["a"])
     assert step(drafter, {"b": [9, 6, 2, 3]}) == {"b": [4, 5]}
     drafter.end_step()
-    assert counter(drafter, "prompt_groups") == 1, "b is still running"
+    assert groups(drafter) == 1, "b is still running"
     drafter.finish(["b"])
-    assert counter(drafter, "prompt_groups") == 0
+    assert groups(drafter) == 0
     drafter.end_step()
     assert drafter.usage().bytes == 0
 
@@ -62,11 +62,11 @@ def test_max_bytes_gives_up_the_group_absent_longest_and_leaves_it_given_up():
     assert counter(drafter, "prompt_bytes") <= 1 << 20
     drafter.admit("late", identity("g0", 1))
     step(drafter, {"0": texts[0], "late": texts[0][:10]})
-    assert counter(drafter, "prompt_groups") == 2
+    assert groups(drafter) == 2
     leave(drafter, ["0", "late"])
-    assert counter(drafter, "prompt_groups") == 2, "1 and 2 are alive"
+    assert groups(drafter) == 2, "1 and 2 are alive"
     enter(drafter, "new", identity("g0", 1), [1, 2])
-    assert counter(drafter, "prompt_groups") == 3
+    assert groups(drafter) == 3
 
 
 def test_a_prompt_whose_responses_have_ended_goes_before_one_that_pauses():
@@ -95,7 +95,7 @@ def test_requests_of_a_group_that_was_given_up_are_never_read_again():
     assert step(drafter, texts) == {"next": [], "a": [], "late": []}
     assert drafter.usage().catch_up_tokens == read + 3
     drafter.finish(list(texts))
-    assert counter(drafter, "prompt_groups") == 1, "its step is not over"
+    assert groups(drafter) == 1, "its step is not over"
 
 
 EVENTS = st.lists(

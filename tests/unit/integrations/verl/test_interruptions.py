@@ -93,7 +93,6 @@ class Server(SamHttpServer):
         self._under_way, self._admitted_s, self._landing = {}, {}, set()
         self._interrupted, self._finished = [], []
         self._recorders = SimpleNamespace(work_arrived=lambda: None, paused=lambda: None)
-        self._sharing = Sharing()
         self.answers, self.asked, self.node_rank = [], [], 1
 
 
@@ -113,18 +112,7 @@ def server(monkeypatch):
     return Server()
 
 
-class Sharing:
-    def __init__(self) -> None:
-        self.whole: list[tuple] = []
-
-    def running(self, identity):
-        return our_server.contextlib.nullcontext()
-
-    def ended(self, identity, prompt_ids, response_ids):
-        self.whole.append((list(prompt_ids), list(response_ids)))
-
-
-def test_a_server_records_each_part_of_a_response_and_shares_it_whole(server):
+def test_a_server_records_each_part_of_a_response(server):
     who = {**WHO.to_extra_args()["sam"], "prompt_tokens": 3}
     sampling = {"min_tokens": 4, "extra_args": {"sam": who}}
 
@@ -144,7 +132,6 @@ def test_a_server_records_each_part_of_a_response_and_shares_it_whole(server):
         for one in server._finished
     ]
     assert parts == [("a", [1, 2], 0, 0, "aborted"), ("c", [5, 6, 7], 2, 2, "completed")]
-    assert server._sharing.whole == [(PROMPT, [1, 2, 5, 6, 7])]
     assert not server._under_way and not server._admitted_s
 
 
