@@ -302,13 +302,10 @@ class RoundsReplayBuffer(_ObservedReplayBuffer):
             if len(usable) >= batch_size:
                 break
             if len(round_times_s) == self.max_rounds:
-                self.failures.settle()
-                self.failures.log_new_kinds(self._where)
                 raise TooManyRoundsError(
                     f"{self.max_rounds} rounds of {self.round_size} prompts gave {len(usable)} "
-                    f"usable groups, but train_batch_size={batch_size}: {len(filtered)} groups "
-                    "were filtered out, because all their responses were judged alike, and "
-                    f"{len(failed)} groups had a response that failed (the log has the errors). "
+                    f"usable groups, but train_batch_size={batch_size}: "
+                    f"{self._why_unusable(len(filtered), len(failed))}. "
                     "Raise dynamic_sampling.max_rounds (0: no limit) or gen_batch_size."
                 )
             self.refill_fn(self.round_size)
@@ -317,6 +314,19 @@ class RoundsReplayBuffer(_ObservedReplayBuffer):
         leftover = (self.finished_keys[partition_id] | failed) - set(selected)
         self._clear_groups(partition_id, leftover)
         return self._materialize_batch(partition_id, selected, snapshot), metrics
+
+    def _why_unusable(self, filtered: int, failed: int) -> str:
+        reasons = [f"{failed} groups had a response that failed"]
+        if failed:
+            self.failures.settle()
+            self.failures.log_new_kinds(self._where)
+            reasons[0] += f" (the first error: {self.failures.first_error()})"
+        if self.filter_groups_metric is not None:
+            reasons.append(
+                f"{filtered} groups had the same {self.filter_groups_metric!r} in all responses "
+                "(the data is too easy or too hard for the policy)"
+            )
+        return ", ".join(reasons)
 
     def _wait_for_round(self, partition_id: str) -> float:
         started, last_debug_time = time.monotonic(), time.time()
