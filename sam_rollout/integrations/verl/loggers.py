@@ -21,6 +21,7 @@ from sam_rollout.core.json_values import encode
 from sam_rollout.core.settings import unknown
 from sam_rollout.integrations.verl.check_results import Fact
 from sam_rollout.report.panels import SECTIONS
+from sam_rollout.report.wandb_workspace import PINNED, STEP_AXIS
 from sam_rollout.telemetry.curve import CURVE_NAME, draw, running_curve, warm_up
 from sam_rollout.telemetry.records import RunInfo
 
@@ -41,21 +42,7 @@ PACKAGES = {
     "vemlp_wandb": "volcengine_ml_platform",
     "wandb": "wandb",
 }
-STEP_AXIS = "training/global_step"  # a metric that verl logs only in training steps
 MAX_TAG = 64  # wandb's limit, in characters
-# wandb's table of runs shows the means of these metrics, and the last values of all other metrics.
-MEAN_IN_SUMMARY = (
-    "sam/engine/rollout_s",
-    "sam/engine/tokens_per_s",
-    "sam/tail/time_s",
-    "sam/tail/share",
-    "sam/tail/time_per_token_ms",
-    "sam/draft/acceptance_length",
-    "compare/speedup_rollout",
-    "compare/gain_at_equal_tokens",
-    "timing_s/step",
-    "timing_s/gen",
-)
 
 
 def chosen(backends: Any) -> list[str]:
@@ -123,7 +110,7 @@ def start_wandb(config: DictConfig, run: RunConfig, info: RunInfo) -> None:
             made = wandb.init(**arguments, mode="offline")
         made.define_metric(STEP_AXIS)
         made.define_metric("*", step_metric=STEP_AXIS)
-        for name in MEAN_IN_SUMMARY:
+        for name in PINNED:  # the workspace's table of runs shows the means of these metrics
             made.define_metric(name, step_metric=STEP_AXIS, summary="mean,last")
     except Exception:
         others = [name for name in chosen(config.trainer.logger) if name != WANDB]
