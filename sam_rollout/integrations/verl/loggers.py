@@ -22,7 +22,7 @@ from sam_rollout.core.settings import unknown
 from sam_rollout.integrations.verl.check_results import Fact
 from sam_rollout.report.panels import SECTIONS
 from sam_rollout.report.wandb_workspace import PINNED, STEP_AXIS
-from sam_rollout.telemetry.curve import CURVE_NAME, draw, running_curve, warm_up
+from sam_rollout.telemetry.curve import CURVE_NAME, draw, running_curve
 from sam_rollout.telemetry.records import RunInfo
 
 logger = logging.getLogger(__name__)
@@ -191,8 +191,6 @@ class CurveLogger:
         if TENSORBOARD in loggers:
             writer, guard = loggers[TENSORBOARD].writer, OnceWarning("TensorBoard gets no layout")
             guard(lambda: writer.add_custom_scalars(tensorboard_layout()))
-        if self._every:
-            self._guard(warm_up)  # no training step should wait for the drawing library's import
 
     def log(self, engine_steps: list[pa.Table], title: str, step: int) -> None:
         """Draw and log a rollout's curve, if the setting `curve_every` asks for it in this step.
