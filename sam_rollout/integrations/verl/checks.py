@@ -26,7 +26,6 @@ from sam_rollout.integrations.verl.loggers import check_loggers
 from sam_rollout.integrations.verl.model_drafter import (
     check_drafter_belongs,
     check_head_training,
-    drafter_notes,
     is_missing,
 )
 from sam_rollout.integrations.verl.policy_model import check_model
@@ -91,7 +90,6 @@ def _notes(config: DictConfig, run: RunConfig) -> Iterator[str]:
             f"actor_rollout_ref.rollout.val_kwargs.do_sample = false: the {validation.n} responses "
             "to a prompt (val_kwargs.n) will be the same"
         )
-    yield from drafter_notes(config, run.sam)
     gate = run.sam.gate
     if run.sam.enabled and gate.kind == "auto" and gate.threshold != GateConfig.threshold:
         yield (

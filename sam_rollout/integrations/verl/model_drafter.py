@@ -10,11 +10,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError, SamConfig
 from sam_rollout.heads.checkpoint import HeadShape, read_head, shape_for
-from sam_rollout.integrations.verl import graphs
 from sam_rollout.integrations.verl.layouts import RunLayout
 from sam_rollout.integrations.verl.policy_model import is_hub_name, read_config
 from sam_rollout.integrations.verl.registered_names import FIRST_HEAD_FOLDER
-from sam_rollout.integrations.vllm.model_drafts.drafter_check import check_drafter, positions_note
+from sam_rollout.integrations.vllm.model_drafts.drafter_check import check_drafter
 from sam_rollout.sizing.memory import BF16, rollout_weights
 from sam_rollout.sizing.parallelism import DrafterSize, RolloutLayout
 from sam_rollout.sizing.shape import ModelShape
@@ -144,25 +143,6 @@ def _config_of(shape: ModelShape) -> dict[str, int]:
         "head_dim": shape.head_dim,
         "vocab_size": shape.vocab,
     }
-
-
-def drafter_notes(config: DictConfig, sam: SamConfig) -> Iterator[str]:
-    """Yield notes on settings that reduce the benefit of the drafting model."""
-    if not sam.drafts_with_model:
-        return
-    model, rollout = sam.sources.model, config.actor_rollout_ref.rollout
-    files = {} if is_missing(sam) else model.read_files_config()
-    layer = files.get("transformer_layer_config") or files
-    positions = layer.get("max_position_embeddings")
-    if note := positions_note(model, positions, rollout.max_model_len):
-        yield note
-    covered = graphs.covered_requests(config, sam)
-    if graphs.graph_mode(config) != "NONE" and covered < rollout.max_num_seqs:
-        yield (
-            f"sam.sources.model: captured graphs hold {covered} of {rollout.max_num_seqs} requests "
-            f"with {graphs.tokens_per_request(sam)} tokens each; larger steps run without a graph, "
-            f"which may cost more than drafts save: see {graphs.SIZES} and sam.max_draft_tokens"
-        )
 
 
 def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
