@@ -14,10 +14,9 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from sam_rollout.config import ConfigError, RunConfig
-from sam_rollout.integrations.verl.check_results import Fact, Note, hold
+from sam_rollout.integrations.verl.check_results import Fact, hold
 from sam_rollout.integrations.verl.environment import run_variables
 
-LIMIT_S = 60
 REWARD = "reward.custom_reward_function"
 FILTER_METRIC = "algorithm.filter_groups.metric"
 AGENT = "actor_rollout_ref.rollout.agent"
@@ -62,14 +61,14 @@ os._exit(64)  # without exit handlers, which may print after that line
 """
 
 
-def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
+def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
     """Load the reward manager and function; check that the function gives the filter's metric."""
     manager = config.reward.reward_manager
     place, allowed = "reward.reward_manager", f"must be one of {', '.join(sorted(_OWN_MANAGERS))}"
     allowed += f", or set {place}.source=importlib and module.path"
     if manager.source == "importlib":
         at = f"{place}.module.path", manager.module.path
-        yield from _try(config, *at, f"{place}.name", manager.name)
+        _load(config, *at, f"{place}.name", manager.name)
     elif manager.source == "register":
         hold([(f"{place}.name", manager.name, manager.name in _OWN_MANAGERS, allowed)])
     function = config.reward.custom_reward_function
@@ -77,9 +76,6 @@ def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
         yield Fact(f"verl's own, chosen by data_source; manager {manager.name}")
         return
     loaded = _load(config, f"{REWARD}.path", function.path, f"{REWARD}.name", function.name)
-    if loaded is None:
-        yield _slow(f"{REWARD}.path", function.path)
-        return
     figures, metric = loaded["figures"], config.algorithm.filter_groups.metric
     gives = run.sampling.kind == "none" or not figures or metric in {*figures, _CANONICAL_REWARD}
     allowed = f"{function.path} gives {', '.join(figures)}; {_CANONICAL_REWARD!r} is the reward"
@@ -87,7 +83,7 @@ def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
     yield Fact(f"{function.name} of {function.path}; manager {manager.name}")
 
 
-def check_agent_loops(config: DictConfig) -> Iterator[Fact | Note]:
+def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
     """Load the agent loops that the configuration adds to verl's own."""
     agent = config.actor_rollout_ref.rollout.agent
     field, known = f"{AGENT}.agent_loop_config_path", {*_OWN_LOOPS}
@@ -101,7 +97,7 @@ def check_agent_loops(config: DictConfig) -> Iterator[Fact | Note]:
             allowed = f"must be a YAML list of entries with name and _target_ ({said})"
             raise ConfigError(field, path, allowed) from error
         for loop, (module, _, name) in targets.items():
-            yield from _try(config, f"{field}[{loop}]", module, f"{field}[{loop}]", name)
+            _load(config, f"{field}[{loop}]", module, f"{field}[{loop}]", name)
         known |= targets.keys()
     right = agent.default_agent_loop in known
     allowed = f"must be one of {', '.join(sorted(known))}; others are named in {field}"
@@ -109,49 +105,36 @@ def check_agent_loops(config: DictConfig) -> Iterator[Fact | Note]:
     yield Fact(agent.default_agent_loop)
 
 
-def check_other_code(config: DictConfig) -> Iterator[Fact | Note]:
+def check_other_code(config: DictConfig) -> Iterator[Fact]:
     """Load the user's code for data sets, samplers and models; check that files of tools exist."""
     for where, name in _OTHER_CODE:
         if path := OmegaConf.select(config, where):
             wanted = OmegaConf.select(config, name) if name else None
             for one in path if isinstance(path, ListConfig) else [path]:
-                yield from _try(config, where, str(one), name or where, wanted)
+                _load(config, where, str(one), name or where, wanted)
                 yield Fact(f"{where}: {one}")
     for field in _OTHER_FILES:
         path = OmegaConf.select(config, field)
         hold([(field, path, not path or Path(path).expanduser().exists(), "there is no such file")])
 
 
-def _slow(where: str, path: str) -> Note:
-    return Note(f"{where} = {path} took more than {LIMIT_S} s to load, so it was not checked")
-
-
-def _try(config: DictConfig, where: str, path: str, field: str, name: str | None) -> Iterator[Note]:
-    if _load(config, where, path, field, name) is None:
-        yield _slow(where, path)
-
-
 def _load(
     config: DictConfig, where: str, path: str | None, field: str, name: str | None
-) -> dict[str, Any] | None:
+) -> dict[str, Any]:
     """Load an object with the program `_LOAD`; return what the program printed.
 
-    `where` and `field` are the names of two settings; `path` and `name` are their values. The
-    result is None if the program ran longer than `LIMIT_S`.
+    `where` and `field` are the names of two settings; `path` and `name` are their values.
     """
     file = (path or "").removeprefix("file://")
     is_file = file.endswith(".py") and not file.startswith("pkg://")
     there = bool(file) and (Path(file).exists() or not is_file)
     hold([(where, path, there, "there is no such file" if file else "must name the file")])
     given = config.ray_kwargs.ray_init.runtime_env.get("env_vars") or {}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _LOAD, json.dumps([file, name])],
-            capture_output=True, text=True, timeout=LIMIT_S, check=False,
-            stdin=subprocess.DEVNULL, env={**run_variables(config), **given},
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return None
+    done = subprocess.run(
+        [sys.executable, "-c", _LOAD, json.dumps([file, name])],
+        capture_output=True, text=True, check=False,
+        stdin=subprocess.DEVNULL, env={**run_variables(config), **given},
+    )  # fmt: skip
     if done.returncode != _LOADED:
         said = [line for line in done.stderr.splitlines() if line.strip()]
         reason = said[-1] if said else f"it ended with status {done.returncode}"

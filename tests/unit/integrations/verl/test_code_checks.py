@@ -4,7 +4,6 @@ import pytest
 
 from sam_rollout.config import ConfigError
 from sam_rollout.integrations.verl import code_checks
-from sam_rollout.integrations.verl.check_results import Note
 from tests.settings_checks import check as check_settings
 from tests.unit.integrations.verl.test_checks import composed
 
@@ -56,16 +55,6 @@ def test_the_recipes_reward_and_ones_own_load(written, tmp_path):
 def test_a_module_that_cannot_be_loaded(written, text, said):
     assert re.match(rf"{REWARD}\.{said}", refused(written(GOOD + text)))
     assert refused(composed(f"{REWARD}.path=/nope.py")).startswith(f"{REWARD}.path = '/nope.py'")
-
-
-def test_a_module_that_takes_long_is_a_note(written, monkeypatch):
-    monkeypatch.setattr(code_checks, "LIMIT_S", 0.5)
-    slow = written("import time; time.sleep(30)\n" + GOOD)
-    file, manager = slow.reward.custom_reward_function.path, "reward.reward_manager"
-    own = f"{manager}.source=importlib", f"{manager}.module.path={file}", f"{manager}.name=Mine"
-    library = composed(f"actor_rollout_ref.model.external_lib={file}")
-    for found in (check(slow), check(composed(*own)), list(code_checks.check_other_code(library))):
-        assert isinstance(found[0], Note) and "took more than" in found[0].text
 
 
 def test_a_module_finds_the_runs_variables_and_may_speak_at_exit(written):
