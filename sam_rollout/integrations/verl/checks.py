@@ -13,11 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError, GateConfig, RunConfig
 from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError, Rule, hold
-from sam_rollout.integrations.verl.code_checks import (
-    check_agent_loops,
-    check_other_code,
-    check_reward,
-)
+from sam_rollout.integrations.verl.code_checks import check_agent_loops, check_reward
 from sam_rollout.integrations.verl.data_checks import check_data
 from sam_rollout.integrations.verl.environment import environment_notes, run_variables
 from sam_rollout.integrations.verl.launch import check_with_verl
@@ -197,7 +193,6 @@ FILES: tuple[RunCheck, ...] = (
     ("model", lambda config, _run: check_model(config)),
     ("reward", check_reward),
     ("agent loop", lambda config, _run: check_agent_loops(config)),
-    ("code", lambda config, _run: check_other_code(config)),
     ("data", lambda config, _run: check_data(config)),
 )
 RUN_CHECKS = (*SETTINGS, *FILES)

@@ -1,4 +1,4 @@
-"""Checks that the reward function, agent loops and other code of the user can be loaded.
+"""Checks that the user's reward function and agent loops can be loaded.
 
 verl loads the user's code in its workers, after models and engines have started. These checks load
 the code earlier, in a separate interpreter.
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError, RunConfig
 from sam_rollout.integrations.verl.check_results import Fact, hold
@@ -20,17 +20,10 @@ from sam_rollout.integrations.verl.environment import run_variables
 REWARD = "reward.custom_reward_function"
 FILTER_METRIC = "algorithm.filter_groups.metric"
 AGENT = "actor_rollout_ref.rollout.agent"
-# Pairs of settings: the first names a file or module, the second (if any) an object in it.
-_OTHER_CODE = (
-    ("data.custom_cls.path", "data.custom_cls.name"),
-    ("data.sampler.class_path", "data.sampler.class_name"),
-    ("actor_rollout_ref.model.external_lib", None),
-)
-# Settings that name files, which verl opens only after all processes have started.
-_OTHER_FILES = (
+# Settings that name files, which agent loops open only after all processes have started.
+_TOOL_FILES = (
     "actor_rollout_ref.rollout.multi_turn.tool_config_path",
     "actor_rollout_ref.rollout.multi_turn.function_tool_path",
-    "actor_rollout_ref.rollout.multi_turn.interaction_config_path",
 )
 _OWN_MANAGERS = {"dapo", "gdpo", "naive", "rate_limited", "remote"}  # verl 0.9.1's managers
 _OWN_LOOPS = {"single_turn_agent", "tool_agent"}
@@ -53,7 +46,7 @@ if where.endswith(".py"):
 else:
     module = importlib.import_module(where.removeprefix("pkg://").replace("/", "."))
 wrong = ""
-if name is not None and not callable(getattr(module, name, None)):
+if not callable(getattr(module, name, None)):
     names = [n for n, o in vars(module).items() if callable(o) and not n.startswith("_")]
     wrong = f"is no function or class of it; it has {', '.join(names) or 'none'}"
 print(json.dumps({"wrong": wrong, "figures": list(getattr(module, "FIGURES", ()))}), flush=True)
@@ -84,7 +77,7 @@ def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
 
 
 def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
-    """Load the agent loops that the configuration adds to verl's own."""
+    """Load the agent loops that the configuration adds; check that files of tools exist."""
     agent = config.actor_rollout_ref.rollout.agent
     field, known = f"{AGENT}.agent_loop_config_path", {*_OWN_LOOPS}
     if path := agent.agent_loop_config_path:
@@ -102,24 +95,14 @@ def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
     right = agent.default_agent_loop in known
     allowed = f"must be one of {', '.join(sorted(known))}; others are named in {field}"
     hold([(f"{AGENT}.default_agent_loop", agent.default_agent_loop, right, allowed)])
+    for file in _TOOL_FILES:
+        path = OmegaConf.select(config, file)
+        hold([(file, path, not path or Path(path).expanduser().exists(), "there is no such file")])
     yield Fact(agent.default_agent_loop)
 
 
-def check_other_code(config: DictConfig) -> Iterator[Fact]:
-    """Load the user's code for data sets, samplers and models; check that files of tools exist."""
-    for where, name in _OTHER_CODE:
-        if path := OmegaConf.select(config, where):
-            wanted = OmegaConf.select(config, name) if name else None
-            for one in path if isinstance(path, ListConfig) else [path]:
-                _load(config, where, str(one), name or where, wanted)
-                yield Fact(f"{where}: {one}")
-    for field in _OTHER_FILES:
-        path = OmegaConf.select(config, field)
-        hold([(field, path, not path or Path(path).expanduser().exists(), "there is no such file")])
-
-
 def _load(
-    config: DictConfig, where: str, path: str | None, field: str, name: str | None
+    config: DictConfig, where: str, path: str | None, field: str, name: str
 ) -> dict[str, Any]:
     """Load an object with the program `_LOAD`; return what the program printed.
 

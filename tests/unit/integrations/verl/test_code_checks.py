@@ -64,16 +64,6 @@ def test_a_module_finds_the_runs_variables_and_may_speak_at_exit(written):
     assert "cannot be loaded: KeyError: 'A'" in refused(written(text + GOOD))
 
 
-def test_other_code_and_files_of_tools_are_looked_at_one_by_one():
-    for field in ("data.custom_cls.path", "actor_rollout_ref.rollout.multi_turn.tool_config_path"):
-        with pytest.raises(ConfigError, match=f"^{field} = "):
-            list(code_checks.check_other_code(composed(f"{field}=/nope.py")))
-    field = "actor_rollout_ref.model.external_lib"
-    assert len(list(code_checks.check_other_code(composed(f"{field}=[json,math]")))) == 2
-    with pytest.raises(ConfigError, match=rf"^{field} = 'no_such_lib': cannot be loaded"):
-        list(code_checks.check_other_code(composed(f"{field}=[json,no_such_lib]")))
-
-
 def test_a_metric_that_the_reward_does_not_give(written):
     metric = "algorithm.filter_groups.metric"
     said = refused(composed(f"{metric}=seq_final_reward"))
@@ -107,6 +97,12 @@ def test_an_agent_loop_of_no_such_name():
     assert fact.text == "single_turn_agent"
     with pytest.raises(ConfigError, match=rf"^{AGENT}\.default_agent_loop = 'mine': must be one"):
         loops(f"{AGENT}.default_agent_loop=mine")
+
+
+def test_a_file_of_tools_that_is_missing():
+    field = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
+    with pytest.raises(ConfigError, match=rf"^{field} = '/nope\.yaml': there is no such file"):
+        loops(f"{field}=/nope.yaml")
 
 
 def test_a_file_of_agent_loops_that_is_missing_or_something_else(tmp_path):
