@@ -164,12 +164,6 @@ def test_a_head_is_divided_as_the_policy_is_but_for_its_fc():
     assert divided.kv_bytes == whole.kv_bytes / 4
 
 
-def test_a_folder_is_counted_as_it_is():
-    told, known = size(*TINY)
-    assert told.weights == 2 * read_head(HEAD).parameters
-    assert told.kv_bytes == 2 * 2 * 2 * 32 and "by its files" in known
-
-
 def test_a_small_model_is_counted_by_its_config():
     drafter = (f"{MODEL}.method=draft_model", f"draft_model_path={POLICY}")
     told, known = size(*TINY, *drafter)
