@@ -24,7 +24,7 @@ from sam_rollout.heads.hidden_states import STORED
 from sam_rollout.heads.online import SHARE_OF_BUFFER, OnlineHead
 from sam_rollout.heads.peers import Peers
 from sam_rollout.heads.writing import load_head, write_head
-from sam_rollout.integrations.verl.policy_part import FsdpPart, PolicyPart, this_device
+from sam_rollout.integrations.verl.policy_part import FsdpPart, this_device
 from sam_rollout.integrations.verl.registered_names import HEAD_FOLDER
 from sam_rollout.integrations.verl.state_capture import StateCapture
 from sam_rollout.integrations.vllm.engine_settings import ADDITIONAL_CONFIG_KEY, EngineSettings
@@ -44,7 +44,7 @@ class HeadTraining:
             # Megatron is installed only where a run trains with it.
             from sam_rollout.integrations.verl.policy_part_megatron import MegatronPart
 
-            self._part: PolicyPart = MegatronPart(engine)
+            self._part: Any = MegatronPart(engine)
         else:
             self._part = FsdpPart(engine)
         self._model_path = str(worker.config.model.path)
