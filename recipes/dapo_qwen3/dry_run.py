@@ -65,12 +65,15 @@ def memory_plan(config: DictConfig, sam: SamConfig, layout: RunLayout) -> Memory
 def verified_requests(config: DictConfig, sam: SamConfig) -> int:
     """Return the maximum number of requests that have k draft tokens in one step.
 
-    Requests whose drafts are padded to k tokens are counted, too.
+    If drafts may be padded to k tokens, all requests are counted.
     """
     if not sam.enabled:
         return 0
-    drafting = sam.gate.most_drafting(config.actor_rollout_ref.rollout.max_num_seqs)
-    return max(drafting, graphs.filled_up_requests(config, sam))
+    most = config.actor_rollout_ref.rollout.max_num_seqs
+    padded = sam.pad_drafts == "always" or (
+        sam.pad_drafts == "auto" and graphs.graph_mode(config) == graphs.DECODE_ONLY
+    )
+    return most if padded else sam.gate.most_drafting(most)
 
 
 def _run_rows(config: DictConfig, layout: RunLayout) -> Rows:

@@ -25,20 +25,20 @@ def check_run(question: Question) -> Iterator[Line]:
     except ConfigError as error:
         yield fail("settings", error, fix="")
         return
-    for check in FILES if question.cluster else ALL_CHECKS:
+    for what, function in FILES if question.cluster else ALL_CHECKS:
         facts, noted = [], False
         try:
-            for said in ask(check, config, run):
+            for said in ask(function, config, run):
                 if isinstance(said, Fact):
                     facts.append(said.text)
                 else:
                     noted = True
-                    yield warn(check.what, said.text, fix="")
+                    yield warn(what, said.text, fix="")
         except ConfigError as error:
-            yield fail(check.what, error, fix="")
+            yield fail(what, error, fix="")
         else:
             if facts or not noted:
-                yield ok(check.what, "; ".join(facts) or "no problem found")
+                yield ok(what, "; ".join(facts) or "no problem found")
 
 
 def checks_of(device: str) -> list[tuple[str, Check]]:

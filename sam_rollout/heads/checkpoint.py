@@ -85,7 +85,6 @@ class Head:
     path: str
     shape: HeadShape
     parameters: int  # Number of parameters in the files, embeddings included.
-    has_output: bool  # Whether the files hold an output matrix.
     # Values of `BASE_KEYS` in the configuration of the head's policy; may be empty.
     base_model: Mapping[str, Any]
 
@@ -138,7 +137,6 @@ def read_head(folder: str | Path, field: str = "head") -> Head:
         path=str(folder),
         shape=shape,
         parameters=sum(map(prod, tensors.values())),
-        has_output="lm_head.weight" in tensors,
         base_model=base if isinstance(base, dict) else {},
     )
 

@@ -7,7 +7,7 @@ from sam_rollout.report.panels import SECTIONS, Panel, Section
 if TYPE_CHECKING:
     import wandb_workspaces.workspaces as ws
 
-STEP_AXIS = "training/global_step"
+STEP_AXIS = "training/global_step"  # a metric that verl logs only in training steps
 COLUMNS = 3
 NAME = "SAM rollout"
 PINNED = ("sam/engine/rollout_s", "sam/tail/time_s", "sam/draft/acceptance_length")

@@ -121,10 +121,3 @@ def draw(curve: RunningCurve, title: str = "") -> np.ndarray:
         axis.set_title(title, loc="left")
         canvas.draw()
         return np.asarray(canvas.buffer_rgba())[..., :3].copy()
-
-
-def warm_up() -> None:
-    """Load matplotlib and its fonts by drawing once."""
-    idle = np.zeros(2)
-    curve = RunningCurve(np.arange(2.0), idle, idle, idle, idle > 0, 1, engines=1)
-    draw(curve, "warm-up")

@@ -101,8 +101,7 @@ def test_a_plan_has_the_facts_of_its_experiment(overrides, facts, capsys):
 )
 def test_a_model_that_drafts_is_part_of_the_plan(experiment, drafter, capsys):
     text = plan_of(capsys, f"experiment={experiment}", "sam=joined")
-    known = "by its files" if experiment == "tiny_cpu" else "estimated"
-    row = f"{drafter}: up to 3 tokens a step; memory {known}"
+    row = f"{drafter}: up to 3 tokens a step; memory estimated"
     assert "".join(row.split()) in "".join(text.split()), "a long path is folded anywhere"
     assert "Warning:" not in text
     on, joined = (planned(f"experiment={experiment}", f"sam={sam}")[2] for sam in ("on", "joined"))

@@ -6,18 +6,14 @@ large packages (verl, `datasets`, transformers, torch) only when they need them.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError, GateConfig, RunConfig
 from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError, Rule, hold
-from sam_rollout.integrations.verl.code_checks import (
-    check_agent_loops,
-    check_other_code,
-    check_reward,
-)
+from sam_rollout.integrations.verl.code_checks import check_agent_loops, check_reward
 from sam_rollout.integrations.verl.data_checks import check_data
 from sam_rollout.integrations.verl.environment import environment_notes, run_variables
 from sam_rollout.integrations.verl.launch import check_with_verl
@@ -26,7 +22,6 @@ from sam_rollout.integrations.verl.loggers import check_loggers
 from sam_rollout.integrations.verl.model_drafter import (
     check_drafter_belongs,
     check_head_training,
-    drafter_notes,
     is_missing,
 )
 from sam_rollout.integrations.verl.policy_model import check_model
@@ -44,15 +39,9 @@ from sam_rollout.telemetry.records import RunFolderError, value_at
 DTYPES = ("bfloat16", "float16", "float32")  # dtypes of vLLM's batch-invariant kernels
 
 
-@dataclass(frozen=True)
-class RunCheck:
-    """One check: a subject, such as the model, and the function that checks this subject.
-
-    The function yields facts and notes, and raises `ConfigError` if the run cannot work.
-    """
-
-    what: str
-    function: Callable[[DictConfig, RunConfig], Iterable[Fact | Note]]
+# Checks one subject: yields facts and notes, and raises `ConfigError` if the run cannot work.
+CheckFunction = Callable[[DictConfig, RunConfig], Iterable[Fact | Note]]
+RunCheck = tuple[str, CheckFunction]  # a subject, such as the model, and its check
 
 
 def settled(config: DictConfig) -> RunConfig:
@@ -97,7 +86,6 @@ def _notes(config: DictConfig, run: RunConfig) -> Iterator[str]:
             f"actor_rollout_ref.rollout.val_kwargs.do_sample = false: the {validation.n} responses "
             "to a prompt (val_kwargs.n) will be the same"
         )
-    yield from drafter_notes(config, run.sam)
     gate = run.sam.gate
     if run.sam.enabled and gate.kind == "auto" and gate.threshold != GateConfig.threshold:
         yield (
@@ -192,26 +180,25 @@ def _check_baseline(config: DictConfig, run: RunConfig) -> Iterator[str]:
 # Cheap checks come first. The checks in `FILES` concern what may differ between nodes, so the
 # doctor runs them on every node of a cluster. The checks in `SETTINGS` are run only on the node
 # where the training run is started.
-SETTINGS = (
-    RunCheck("settings", lambda config, run: map(Note, _notes(config, run))),
-    RunCheck("variables", lambda config, _run: map(Note, environment_notes(config))),
-    RunCheck("verl's keys", check_upstream_keys),
-    RunCheck("loggers", lambda config, _run: check_loggers(config.trainer.logger)),
-    RunCheck("run folder", lambda config, _run: check_run_folder(config)),
-    RunCheck("resume", check_resume),
+SETTINGS: tuple[RunCheck, ...] = (
+    ("settings", lambda config, run: map(Note, _notes(config, run))),
+    ("variables", lambda config, _run: map(Note, environment_notes(config))),
+    ("verl's keys", check_upstream_keys),
+    ("loggers", lambda config, _run: check_loggers(config.trainer.logger)),
+    ("run folder", lambda config, _run: check_run_folder(config)),
+    ("resume", check_resume),
 )
-FILES = (
-    RunCheck("draft sources", _check_source_files),
-    RunCheck("model", lambda config, _run: check_model(config)),
-    RunCheck("reward", check_reward),
-    RunCheck("agent loop", lambda config, _run: check_agent_loops(config)),
-    RunCheck("code", lambda config, _run: check_other_code(config)),
-    RunCheck("data", lambda config, _run: check_data(config)),
+FILES: tuple[RunCheck, ...] = (
+    ("draft sources", _check_source_files),
+    ("model", lambda config, _run: check_model(config)),
+    ("reward", check_reward),
+    ("agent loop", lambda config, _run: check_agent_loops(config)),
+    ("data", lambda config, _run: check_data(config)),
 )
 RUN_CHECKS = (*SETTINGS, *FILES)
 # A run starts with `RUN_CHECKS`. verl's own checks come later, because verl may be imported only
 # after the run's environment variables have been set.
-ALL_CHECKS = (*RUN_CHECKS, RunCheck("verl's own checks", check_with_verl))
+ALL_CHECKS = (*RUN_CHECKS, ("verl's own checks", check_with_verl))
 
 
 def check(
@@ -219,19 +206,19 @@ def check(
 ) -> RunConfig:
     """Run the checks on a composed configuration, and print notes; `ask` explains `planned`."""
     run = settled(config)
-    for one in checks:
-        for said in ask(one, config, run, planned=planned):
+    for _, function in checks:
+        for said in ask(function, config, run, planned=planned):
             if isinstance(said, Note):
                 print(f"Note: {said.text}", flush=True)
     return run
 
 
 def ask(
-    check: RunCheck, config: DictConfig, run: RunConfig, *, planned: bool = False
+    function: CheckFunction, config: DictConfig, run: RunConfig, *, planned: bool = False
 ) -> Iterator[Fact | Note]:
     """Run one check; if `planned` is true, missing data or a missing model becomes a note."""
     try:
-        yield from check.function(config, run)
+        yield from function(config, run)
     except NotHereError as error:
         if not planned:
             raise

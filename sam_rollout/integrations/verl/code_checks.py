@@ -1,4 +1,4 @@
-"""Checks that the reward function, agent loops and other code of the user can be loaded.
+"""Checks that the user's reward function and agent loops can be loaded.
 
 verl loads the user's code in its workers, after models and engines have started. These checks load
 the code earlier, in a separate interpreter.
@@ -11,27 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError, RunConfig
-from sam_rollout.integrations.verl.check_results import Fact, Note, hold
+from sam_rollout.integrations.verl.check_results import Fact, hold
 from sam_rollout.integrations.verl.environment import run_variables
 
-LIMIT_S = 60
 REWARD = "reward.custom_reward_function"
 FILTER_METRIC = "algorithm.filter_groups.metric"
 AGENT = "actor_rollout_ref.rollout.agent"
-# Pairs of settings: the first names a file or module, the second (if any) an object in it.
-_OTHER_CODE = (
-    ("data.custom_cls.path", "data.custom_cls.name"),
-    ("data.sampler.class_path", "data.sampler.class_name"),
-    ("actor_rollout_ref.model.external_lib", None),
-)
-# Settings that name files, which verl opens only after all processes have started.
-_OTHER_FILES = (
+# Settings that name files, which agent loops open only after all processes have started.
+_TOOL_FILES = (
     "actor_rollout_ref.rollout.multi_turn.tool_config_path",
     "actor_rollout_ref.rollout.multi_turn.function_tool_path",
-    "actor_rollout_ref.rollout.multi_turn.interaction_config_path",
 )
 _OWN_MANAGERS = {"dapo", "gdpo", "naive", "rate_limited", "remote"}  # verl 0.9.1's managers
 _OWN_LOOPS = {"single_turn_agent", "tool_agent"}
@@ -54,7 +46,7 @@ if where.endswith(".py"):
 else:
     module = importlib.import_module(where.removeprefix("pkg://").replace("/", "."))
 wrong = ""
-if name is not None and not callable(getattr(module, name, None)):
+if not callable(getattr(module, name, None)):
     names = [n for n, o in vars(module).items() if callable(o) and not n.startswith("_")]
     wrong = f"is no function or class of it; it has {', '.join(names) or 'none'}"
 print(json.dumps({"wrong": wrong, "figures": list(getattr(module, "FIGURES", ()))}), flush=True)
@@ -62,14 +54,14 @@ os._exit(64)  # without exit handlers, which may print after that line
 """
 
 
-def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
+def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
     """Load the reward manager and function; check that the function gives the filter's metric."""
     manager = config.reward.reward_manager
     place, allowed = "reward.reward_manager", f"must be one of {', '.join(sorted(_OWN_MANAGERS))}"
     allowed += f", or set {place}.source=importlib and module.path"
     if manager.source == "importlib":
         at = f"{place}.module.path", manager.module.path
-        yield from _try(config, *at, f"{place}.name", manager.name)
+        _load(config, *at, f"{place}.name", manager.name)
     elif manager.source == "register":
         hold([(f"{place}.name", manager.name, manager.name in _OWN_MANAGERS, allowed)])
     function = config.reward.custom_reward_function
@@ -77,9 +69,6 @@ def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
         yield Fact(f"verl's own, chosen by data_source; manager {manager.name}")
         return
     loaded = _load(config, f"{REWARD}.path", function.path, f"{REWARD}.name", function.name)
-    if loaded is None:
-        yield _slow(f"{REWARD}.path", function.path)
-        return
     figures, metric = loaded["figures"], config.algorithm.filter_groups.metric
     gives = run.sampling.kind == "none" or not figures or metric in {*figures, _CANONICAL_REWARD}
     allowed = f"{function.path} gives {', '.join(figures)}; {_CANONICAL_REWARD!r} is the reward"
@@ -87,8 +76,8 @@ def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
     yield Fact(f"{function.name} of {function.path}; manager {manager.name}")
 
 
-def check_agent_loops(config: DictConfig) -> Iterator[Fact | Note]:
-    """Load the agent loops that the configuration adds to verl's own."""
+def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
+    """Load the agent loops that the configuration adds; check that files of tools exist."""
     agent = config.actor_rollout_ref.rollout.agent
     field, known = f"{AGENT}.agent_loop_config_path", {*_OWN_LOOPS}
     if path := agent.agent_loop_config_path:
@@ -101,57 +90,34 @@ def check_agent_loops(config: DictConfig) -> Iterator[Fact | Note]:
             allowed = f"must be a YAML list of entries with name and _target_ ({said})"
             raise ConfigError(field, path, allowed) from error
         for loop, (module, _, name) in targets.items():
-            yield from _try(config, f"{field}[{loop}]", module, f"{field}[{loop}]", name)
+            _load(config, f"{field}[{loop}]", module, f"{field}[{loop}]", name)
         known |= targets.keys()
     right = agent.default_agent_loop in known
     allowed = f"must be one of {', '.join(sorted(known))}; others are named in {field}"
     hold([(f"{AGENT}.default_agent_loop", agent.default_agent_loop, right, allowed)])
+    for file in _TOOL_FILES:
+        path = OmegaConf.select(config, file)
+        hold([(file, path, not path or Path(path).expanduser().exists(), "there is no such file")])
     yield Fact(agent.default_agent_loop)
 
 
-def check_other_code(config: DictConfig) -> Iterator[Fact | Note]:
-    """Load the user's code for data sets, samplers and models; check that files of tools exist."""
-    for where, name in _OTHER_CODE:
-        if path := OmegaConf.select(config, where):
-            wanted = OmegaConf.select(config, name) if name else None
-            for one in path if isinstance(path, ListConfig) else [path]:
-                yield from _try(config, where, str(one), name or where, wanted)
-                yield Fact(f"{where}: {one}")
-    for field in _OTHER_FILES:
-        path = OmegaConf.select(config, field)
-        hold([(field, path, not path or Path(path).expanduser().exists(), "there is no such file")])
-
-
-def _slow(where: str, path: str) -> Note:
-    return Note(f"{where} = {path} took more than {LIMIT_S} s to load, so it was not checked")
-
-
-def _try(config: DictConfig, where: str, path: str, field: str, name: str | None) -> Iterator[Note]:
-    if _load(config, where, path, field, name) is None:
-        yield _slow(where, path)
-
-
 def _load(
-    config: DictConfig, where: str, path: str | None, field: str, name: str | None
-) -> dict[str, Any] | None:
+    config: DictConfig, where: str, path: str | None, field: str, name: str
+) -> dict[str, Any]:
     """Load an object with the program `_LOAD`; return what the program printed.
 
-    `where` and `field` are the names of two settings; `path` and `name` are their values. The
-    result is None if the program ran longer than `LIMIT_S`.
+    `where` and `field` are the names of two settings; `path` and `name` are their values.
     """
     file = (path or "").removeprefix("file://")
     is_file = file.endswith(".py") and not file.startswith("pkg://")
     there = bool(file) and (Path(file).exists() or not is_file)
     hold([(where, path, there, "there is no such file" if file else "must name the file")])
     given = config.ray_kwargs.ray_init.runtime_env.get("env_vars") or {}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _LOAD, json.dumps([file, name])],
-            capture_output=True, text=True, timeout=LIMIT_S, check=False,
-            stdin=subprocess.DEVNULL, env={**run_variables(config), **given},
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return None
+    done = subprocess.run(
+        [sys.executable, "-c", _LOAD, json.dumps([file, name])],
+        capture_output=True, text=True, check=False,
+        stdin=subprocess.DEVNULL, env={**run_variables(config), **given},
+    )  # fmt: skip
     if done.returncode != _LOADED:
         said = [line for line in done.stderr.splitlines() if line.strip()]
         reason = said[-1] if said else f"it ended with status {done.returncode}"

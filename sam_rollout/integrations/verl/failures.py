@@ -18,9 +18,6 @@ from ray.exceptions import ActorDiedError, RayTaskError
 logger = logging.getLogger(__name__)
 
 LEAST_GROUPS = 8
-# Largest number of kinds of errors that a worker stores until the next call of `take`. Errors of
-# further kinds are counted under the kind that was stored last.
-MOST_KINDS = 20
 MOST_CHARACTERS = 500
 LOOK_S = 1.0  # Time between two requests for the workers' failures.
 SETTLE_S = 60.0  # A worker has to answer within this time.
@@ -101,15 +98,10 @@ class FailureBook:
     def add(self, failures: Iterable[Failure]) -> None:
         """Add failures, which may come from another process."""
         for new in failures:
-            known = self._kept.get(new.kind)
-            if known is None and len(self._kept) >= MOST_KINDS and not new.fatal:
-                known = next(reversed(self._kept.values()))
-            if known is None:
-                self._kept[new.kind] = new
-                continue
-            same = known.kind == new.kind
-            first = new if same and new.first_s < known.first_s else known
-            self._kept[known.kind] = replace(first, count=known.count + new.count)
+            if known := self._kept.get(new.kind):
+                first = min(known, new, key=lambda failure: failure.first_s)
+                new = replace(first, count=known.count + new.count)
+            self._kept[new.kind] = new
 
     @property
     def failures(self) -> list[Failure]:

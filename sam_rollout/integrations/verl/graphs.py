@@ -48,20 +48,3 @@ def covered_requests(config: DictConfig, sam: SamConfig) -> int:
         return 0
     largest = max(capture_sizes(config, sam), default=ENGINES_LARGEST)
     return min(largest // tokens_per_request(sam), config.actor_rollout_ref.rollout.max_num_seqs)
-
-
-def filled_up_requests(config: DictConfig, sam: SamConfig) -> int:
-    """Return the largest number of requests whose drafts are padded while the gate is closed.
-
-    Padding completes each draft, even an empty one, to k tokens. This function only estimates; at
-    run time, ``padding_by_rows`` looks at the engine's captured graphs, and decides about padding.
-    """
-    if not sam.enabled:
-        return 0
-    rollout = config.actor_rollout_ref.rollout
-    setting = sam.pad_drafts
-    room = min(rollout.max_num_seqs, rollout.max_num_batched_tokens // tokens_per_request(sam))
-    if setting == "always":
-        return room
-    every_step = setting == "auto" and graph_mode(config) == DECODE_ONLY
-    return min(room, covered_requests(config, sam)) if every_step else 0

@@ -24,7 +24,7 @@ from sam_rollout.heads.hidden_states import STORED
 from sam_rollout.heads.online import SHARE_OF_BUFFER, OnlineHead
 from sam_rollout.heads.peers import Peers
 from sam_rollout.heads.writing import load_head, write_head
-from sam_rollout.integrations.verl.policy_part import FsdpPart, PolicyPart, this_device
+from sam_rollout.integrations.verl.policy_part import FsdpPart, this_device
 from sam_rollout.integrations.verl.registered_names import HEAD_FOLDER
 from sam_rollout.integrations.verl.state_capture import StateCapture
 from sam_rollout.integrations.vllm.engine_settings import ADDITIONAL_CONFIG_KEY, EngineSettings
@@ -44,7 +44,7 @@ class HeadTraining:
             # Megatron is installed only where a run trains with it.
             from sam_rollout.integrations.verl.policy_part_megatron import MegatronPart
 
-            self._part: PolicyPart = MegatronPart(engine)
+            self._part: Any = MegatronPart(engine)
         else:
             self._part = FsdpPart(engine)
         self._model_path = str(worker.config.model.path)
@@ -53,7 +53,7 @@ class HeadTraining:
         with torch.random.fork_rng(devices=[]):  # leaves the global generator unchanged
             head = load_head(path, self._model_config)
         group = torch.distributed.group.WORLD
-        peers = self._peers = Peers(group if torch.distributed.get_world_size() > 1 else None)
+        peers = Peers(group if torch.distributed.get_world_size() > 1 else None)
         known = not is_fresh(path)
         self.online = OnlineHead(head, self._source.max_tokens, settings, peers, known)
         share = SHARE_OF_BUFFER * settings.buffer_tokens / settings.window / peers.size
@@ -94,20 +94,8 @@ class HeadTraining:
         torch.save(online.state_dict(), folder / STATE_FILE)
 
     def load(self, folder: Path) -> None:
-        """Load the files that `save` wrote; keep the run's first head if no process finds them.
-
-        Raises:
-            FileNotFoundError: Some processes find the files, and others do not.
-        """
-        file = folder / STATE_FILE
-        votes = torch.tensor([float(file.exists())]).to(this_device())
-        found = self._peers.sum(votes).item()
-        if found == self._peers.size:
-            self.online.load_state_dict(torch.load(file, map_location="cpu"))
-        elif found:
-            raise FileNotFoundError(f"{file}: {found:.0f} of {self._peers.size} processes have it")
-        elif self._peers.rank == 0:
-            print(f"No draft head in {folder}: training goes on from the first head.", flush=True)
+        """Load the files that `save` wrote."""
+        self.online.load_state_dict(torch.load(folder / STATE_FILE, map_location="cpu"))
 
 
 class HeadTrainingWorker(ActorRolloutRefWorker):

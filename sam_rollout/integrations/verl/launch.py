@@ -1,7 +1,6 @@
 """Starts verl's trainer from a checked configuration."""
 
 import contextlib
-import io
 import os
 import sys
 import traceback
@@ -48,22 +47,18 @@ def validate(config: DictConfig) -> None:
 
 
 def check_with_verl(config: DictConfig, run: RunConfig) -> Iterator[Note]:
-    """Let verl check a translated copy of the configuration; yield its warnings as notes.
+    """Let verl check a translated copy of the configuration; yield a note if that is impossible.
 
     In a process that starts a run, do not call this before the run's environment variables are set:
     this imports verl, and verl chooses its device at import.
     """
     copy = deepcopy(config)
     translate(copy, run)
-    said = io.StringIO()
     try:
-        with contextlib.redirect_stdout(said):
+        with contextlib.redirect_stdout(sys.stderr):  # the doctor may print JSON to stdout
             validate(copy)
     except ImportError as error:
         yield Note(f"verl's own checks were not run, because verl cannot be imported: {error}")
-    marks = ("WARNING: ", "NOTICE: ")
-    for line in said.getvalue().splitlines():
-        yield from (Note(line.removeprefix(mark)) for mark in marks if line.startswith(mark))
 
 
 def prepare_run(config: DictConfig, run: RunConfig) -> None:

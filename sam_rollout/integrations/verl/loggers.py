@@ -18,44 +18,18 @@ from omegaconf import DictConfig, open_dict
 
 from sam_rollout.config import ConfigError, RolloutTelemetryConfig, RunConfig
 from sam_rollout.core.json_values import encode
-from sam_rollout.core.settings import unknown
 from sam_rollout.integrations.verl.check_results import Fact
 from sam_rollout.report.panels import SECTIONS
-from sam_rollout.telemetry.curve import CURVE_NAME, draw, running_curve, warm_up
+from sam_rollout.report.wandb_workspace import PINNED, STEP_AXIS
+from sam_rollout.telemetry.curve import CURVE_NAME, draw, running_curve
 from sam_rollout.telemetry.records import RunInfo
 
 logger = logging.getLogger(__name__)
 
 WANDB, TENSORBOARD = "wandb", "tensorboard"
-# verl's loggers (verl.utils.tracking.Tracking.supported_backend), each with the package it imports.
-PACKAGES = {
-    "console": "",
-    "file": "",
-    "clearml": "clearml",
-    "mlflow": "mlflow",
-    "rl_insight": "rl_insight",
-    "swanlab": "swanlab",
-    "tensorboard": "tensorboard",
-    "tracking": "wandb",
-    "trackio": "trackio",
-    "vemlp_wandb": "volcengine_ml_platform",
-    "wandb": "wandb",
-}
-STEP_AXIS = "training/global_step"  # a metric that verl logs only in training steps
+# verl's loggers (verl.utils.tracking.Tracking) that import no package, or one with another name.
+PACKAGES = {"console": "", "file": "", "tracking": "wandb", "vemlp_wandb": "volcengine_ml_platform"}
 MAX_TAG = 64  # wandb's limit, in characters
-# wandb's table of runs shows the means of these metrics, and the last values of all other metrics.
-MEAN_IN_SUMMARY = (
-    "sam/engine/rollout_s",
-    "sam/engine/tokens_per_s",
-    "sam/tail/time_s",
-    "sam/tail/share",
-    "sam/tail/time_per_token_ms",
-    "sam/draft/acceptance_length",
-    "compare/speedup_rollout",
-    "compare/gain_at_equal_tokens",
-    "timing_s/step",
-    "timing_s/gen",
-)
 
 
 def chosen(backends: Any) -> list[str]:
@@ -64,17 +38,14 @@ def chosen(backends: Any) -> list[str]:
 
 
 def check_loggers(backends: Any) -> Iterator[Fact]:
-    """Refuse a logger that is unknown or not installed, before verl has loaded a model."""
+    """Refuse a logger that is not installed, before verl has loaded a model."""
     names = chosen(backends)
     if not names:
         raise ConfigError("trainer.logger", backends, "must name at least one, such as [console]")
     for name in names:
-        if name not in PACKAGES:
-            allowed = unknown("logger", name, sorted(PACKAGES))
-            raise ConfigError("trainer.logger", names, f"{name}: {allowed}")
-        package = PACKAGES[name]
+        package = PACKAGES.get(name, name)
         if package and importlib.util.find_spec(package) is None:
-            allowed = f"{name} is not installed: pip install {package}, or leave it out"
+            allowed = f"{name} needs the package {package}, which is not installed"
             raise ConfigError("trainer.logger", names, allowed)
     yield Fact(", ".join(names))
 
@@ -123,7 +94,7 @@ def start_wandb(config: DictConfig, run: RunConfig, info: RunInfo) -> None:
             made = wandb.init(**arguments, mode="offline")
         made.define_metric(STEP_AXIS)
         made.define_metric("*", step_metric=STEP_AXIS)
-        for name in MEAN_IN_SUMMARY:
+        for name in PINNED:  # the workspace's table of runs shows the means of these metrics
             made.define_metric(name, step_metric=STEP_AXIS, summary="mean,last")
     except Exception:
         others = [name for name in chosen(config.trainer.logger) if name != WANDB]
@@ -204,8 +175,6 @@ class CurveLogger:
         if TENSORBOARD in loggers:
             writer, guard = loggers[TENSORBOARD].writer, OnceWarning("TensorBoard gets no layout")
             guard(lambda: writer.add_custom_scalars(tensorboard_layout()))
-        if self._every:
-            self._guard(warm_up)  # no training step should wait for the drawing library's import
 
     def log(self, engine_steps: list[pa.Table], title: str, step: int) -> None:
         """Draw and log a rollout's curve, if the setting `curve_every` asks for it in this step.

@@ -9,17 +9,16 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError, SamConfig
-from sam_rollout.heads.checkpoint import HeadShape, read_head, shape_for
-from sam_rollout.integrations.verl import graphs
+from sam_rollout.heads.checkpoint import HeadShape, shape_for
 from sam_rollout.integrations.verl.layouts import RunLayout
 from sam_rollout.integrations.verl.policy_model import is_hub_name, read_config
 from sam_rollout.integrations.verl.registered_names import FIRST_HEAD_FOLDER
-from sam_rollout.integrations.vllm.model_drafts.drafter_check import check_drafter, positions_note
+from sam_rollout.integrations.vllm.model_drafts.drafter_check import check_drafter
 from sam_rollout.sizing.memory import BF16, rollout_weights
 from sam_rollout.sizing.parallelism import DrafterSize, RolloutLayout
 from sam_rollout.sizing.shape import ModelShape
 
-# Usual draft vocabulary of public heads (docs/draft_models.md), for heads whose files are missing.
+# Usual draft vocabulary of public heads (docs/draft_models.md).
 USUAL_VOCABULARY = 32_000
 # Keys that a config.json has only if the model reads other inputs than text.
 _OTHER_INPUTS = ("vision_config", "audio_config", "text_config", "thinker_config")
@@ -146,25 +145,6 @@ def _config_of(shape: ModelShape) -> dict[str, int]:
     }
 
 
-def drafter_notes(config: DictConfig, sam: SamConfig) -> Iterator[str]:
-    """Yield notes on settings that reduce the benefit of the drafting model."""
-    if not sam.drafts_with_model:
-        return
-    model, rollout = sam.sources.model, config.actor_rollout_ref.rollout
-    files = {} if is_missing(sam) else model.read_files_config()
-    layer = files.get("transformer_layer_config") or files
-    positions = layer.get("max_position_embeddings")
-    if note := positions_note(model, positions, rollout.max_model_len):
-        yield note
-    covered = graphs.covered_requests(config, sam)
-    if graphs.graph_mode(config) != "NONE" and covered < rollout.max_num_seqs:
-        yield (
-            f"sam.sources.model: captured graphs hold {covered} of {rollout.max_num_seqs} requests "
-            f"with {graphs.tokens_per_request(sam)} tokens each; larger steps run without a graph, "
-            f"which may cost more than drafts save: see {graphs.SIZES} and sam.max_draft_tokens"
-        )
-
-
 def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
     """Return the drafter's memory on one device, and a text that says where the number is from."""
     model = sam.sources.model
@@ -172,22 +152,15 @@ def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
     if sam.drafts_with_model:
         if model.trains and not model.path:
             first = shape_for(_sizes_of(layout.shape), (), None)
-            return _head_size(first, 0, tensor), "memory of the head that the run begins with"
-        if model.method == "eagle3" and model.folder is None:
+            return _head_size(first, tensor), "memory of the head that the run begins with"
+        if model.method == "eagle3":
             usual = shape_for(
                 _sizes_of(layout.shape), (), min(USUAL_VOCABULARY, layout.shape.vocab)
             )
-            return _head_size(usual, 0, tensor), (
-                f"memory estimated: one layer of the policy's sizes, {USUAL_VOCABULARY:,} tokens"
+            return _head_size(usual, tensor), (
+                "memory estimated: one layer of the policy's sizes, "
+                f"{usual.draft_vocabulary:,} tokens"
             )
-        if model.method == "eagle3":
-            head = read_head(model.folder, f"{model.PATH}.path")
-            # A head shares the policy's embedding. A head with the whole vocabulary, but without an
-            # output layer of its own, also shares the policy's output layer.
-            own = head.shape.vocabulary * head.shape.hidden_size
-            whole = head.shape.draft_vocabulary == head.shape.vocabulary
-            output = own if whole and head.has_output else 0
-            return _head_size(head.shape, output, tensor), "memory by its files"
         files = {} if is_missing(sam) else model.read_files_config()
         if model.method == "draft_model" and (shape := ModelShape.of_model(files)):
             weights = rollout_weights(shape, RolloutLayout(tensor, tensor))
@@ -196,11 +169,11 @@ def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
     return DrafterSize(), "memory unknown, not counted"
 
 
-def _head_size(shape: HeadShape, more: int, tensor: int) -> DrafterSize:
-    """Return a head's memory per rank; `more` is the number of further parameters to count."""
+def _head_size(shape: HeadShape, tensor: int) -> DrafterSize:
+    """Return a head's memory per rank."""
     whole = math.prod(shape.weights["fc.weight"])
     maps = ("t2d", "d2t")
-    divided = more + sum(math.prod(d) for n, d in shape.weights.items() if n not in maps) - whole
+    divided = sum(math.prod(d) for n, d in shape.weights.items() if n not in maps) - whole
     kv_heads = max(1, shape.kv_heads // tensor)
     return DrafterSize(BF16 * (whole + divided / tensor), 2 * BF16 * kv_heads * shape.head_dim)
 

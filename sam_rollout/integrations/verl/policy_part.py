@@ -4,9 +4,9 @@
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,11 @@ PADDING = -1  # in place of a token number, if a hidden state belongs to no toke
 Step = Callable[[int, Any, Callable[[], Any]], Any]
 
 
-class PolicyPart(Protocol):
-    """This process's part of the policy.
+class FsdpPart:
+    """This process's part of the policy under FSDP2: all layers.
 
-    Several processes may share the same texts (sequence, context, tensor and pipeline parallelism).
+    With Ulysses' sequence parallelism, several processes share the same texts, and each process has
+    only parts of them.
 
     Attributes:
         hidden: Length of a hidden state.
@@ -32,49 +33,6 @@ class PolicyPart(Protocol):
         share: Number of processes that share the same texts.
         rank: This process's rank among the processes that share texts.
     """
-
-    hidden: int
-    sharers: Sequence[Peers]
-    share: int
-    rank: int
-
-    def modules(self, layers: Sequence[int]) -> Mapping[int, nn.Module]:
-        """Return this process's modules whose outputs are the wanted hidden states.
-
-        Args:
-            layers: The numbers of layers after which states are taken; 0 means the embeddings.
-
-        Returns:
-            Index in `layers` -> module. The index `len(layers)` stands for the final norm.
-        """
-
-    def watched(self, step: Step) -> AbstractContextManager[None]:
-        """Return a context in which `step` runs each of verl's forward passes.
-
-        `step` gets three arguments: the index of the chunk of layers (0 without virtual pipeline
-        stages), the micro-batch, and a function that runs the pass.
-        """
-
-    def tokens(self, output: Tensor, micro_batch: Any) -> Tensor:
-        """Return the token number of each state in a module's output.
-
-        Args:
-            output: [..., hidden], the output of one of `modules` for this micro-batch.
-
-        Returns:
-            One number per state, on the host. Tokens are numbered from 0 over all texts of the
-            micro-batch. A state that belongs to no token has the number `PADDING`.
-        """
-
-    def matrices(self, peers: Peers) -> Policy:
-        """Gather the embedding and output matrices in float32.
-
-        Either all processes of `peers` succeed, or all of them fail.
-        """
-
-
-class FsdpPart:
-    """A process's part under FSDP2: all layers. With Ulysses, a process has only parts of texts."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -86,12 +44,25 @@ class FsdpPart:
         self.share, self.rank = peers.size, peers.rank
 
     def modules(self, layers: Sequence[int]) -> dict[int, nn.Module]:
+        """Return this process's modules whose outputs are the wanted hidden states.
+
+        Args:
+            layers: The numbers of layers after which states are taken; 0 means the embeddings.
+
+        Returns:
+            Index in `layers` -> module. The index `len(layers)` stands for the final norm.
+        """
         base = self._base
         modules = [base.layers[n - 1] if n else base.embed_tokens for n in layers]
         return dict(enumerate([*modules, base.norm]))
 
     @contextmanager
     def watched(self, step: Step) -> Iterator[None]:
+        """Return a context in which `step` runs each of verl's forward passes.
+
+        `step` gets three arguments: the index of the chunk of layers (0 without virtual pipeline
+        stages), the micro-batch, and a function that runs the pass.
+        """
         forward = self._engine.forward_step
 
         def forward_step(micro_batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -101,6 +72,15 @@ class FsdpPart:
             yield
 
     def tokens(self, output: Tensor, micro_batch: Any) -> Tensor:
+        """Return the token number of each state in a module's output.
+
+        Args:
+            output: [..., hidden], the output of one of `modules` for this micro-batch.
+
+        Returns:
+            One number per state, on the host. Tokens are numbered from 0 over all texts of the
+            micro-batch. A state that belongs to no token has the number `PADDING`.
+        """
         offsets = micro_batch["input_ids"].offsets().tolist()
         rows, total = output.shape[1], offsets[-1]
         # Without Ulysses, texts may be padded to the same length. With Ulysses, texts are packed,
@@ -111,6 +91,10 @@ class FsdpPart:
         return padded_tokens(0, total, rows * self.share)[rows * self.rank :][:rows]
 
     def matrices(self, peers: Peers) -> Policy:
+        """Gather the embedding and output matrices in float32.
+
+        Either all processes of `peers` succeed, or all of them fail.
+        """
         module = self._engine.module
         inputs, outputs = (
             part.weight for part in (module.get_input_embeddings(), module.get_output_embeddings())

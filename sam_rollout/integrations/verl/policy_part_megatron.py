@@ -26,7 +26,11 @@ from sam_rollout.integrations.verl.policy_part import (
 
 
 class MegatronPart:
-    """A process's part of the policy in Megatron (CUDA) or MindSpeed (NPUs)."""
+    """A process's part of the policy in Megatron (CUDA) or MindSpeed (NPUs).
+
+    With context, tensor and pipeline parallelism, several processes share the same texts. This
+    class has the attributes and methods of `FsdpPart`, whose docstrings describe them.
+    """
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine

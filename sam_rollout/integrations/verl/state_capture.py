@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sam_rollout.heads.hidden_states import STORED, Sample, draw_start
-from sam_rollout.integrations.verl.policy_part import PolicyPart, this_device
+from sam_rollout.integrations.verl.policy_part import this_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class StateCapture:
     """Captures hidden states in one training process.
 
     Args:
-        part: This process's part of the policy.
+        part: This process's part of the policy, an `FsdpPart` or a `MegatronPart`.
         layers: The numbers of layers after which states are taken; 0 means the embeddings.
         window: Largest number of tokens in a window.
         windows: Largest number of windows that each process keeps in one use of `running`.
@@ -55,7 +55,7 @@ class StateCapture:
     """
 
     def __init__(
-        self, part: PolicyPart, layers: Sequence[int], window: int, windows: int, rng: random.Random
+        self, part: Any, layers: Sequence[int], window: int, windows: int, rng: random.Random
     ) -> None:
         self.taken: list[Sample] = []
         self.spent_s = 0.0

@@ -25,18 +25,6 @@ from sam_rollout.telemetry.records import flat
 FILTER = "algorithm.filter_groups"
 SAMPLER = "trainer.v1.sampler"
 ENGINE = f"{ROLLOUT}.engine_kwargs.vllm"
-# Keys of older releases of verl (trainer/config/legacy_reward_impl.yaml) -> keys that verl's V1
-# trainer reads. All other keys of the groups in `_older` have moved below `reward`, with their old
-# names.
-OLDER_KEYS = {
-    "reward_model.num_workers": "reward.num_workers",
-    "reward_model.reward_manager": "reward.reward_manager.name",
-    "reward_model.reward_loop_source": "reward.reward_manager.source",
-    "reward_model.reward_loop_module_path": "reward.reward_manager.module.path",
-    "reward_model.reward_loop_class_name": "reward.reward_manager.module.name",
-    "reward_model.reward_kwargs": "reward.reward_kwargs",
-    "reward_model.model.path": "reward.reward_model.model_path",
-}
 KeyRule = tuple[str, bool, str]  # setting, whether its value is right, and what is allowed
 
 
@@ -98,11 +86,11 @@ def _separate(config: DictConfig, run: RunConfig) -> Iterator[KeyRule]:
 
 
 def _older(config: DictConfig) -> Iterator[KeyRule]:
+    allowed = "is not read any more: set it below reward (verl's trainer/config/reward)"
     for group in ("custom_reward_function", "reward_model", "sandbox_fusion"):
         given = flat(plain(config.get(group) or OmegaConf.create()), f"{group}.")
         for field in (name for name, value in given.items() if value is not None):
-            renamed = (new for old, new in OLDER_KEYS.items() if field.startswith(old))
-            yield field, False, f"is not read any more: set {next(renamed, f'reward.{field}')}"
+            yield field, False, allowed
 
 
 def _ours(config: DictConfig, kind: str) -> Iterator[KeyRule]:

@@ -45,7 +45,7 @@ def test_every_check_of_a_run_has_its_line():
         "reward.custom_reward_function.path=/nope.py", "trainer.logger=[console,swanlab]",
         "data.train_files=/gone.parquet", "sam.gate.threshold=4",
     )  # fmt: skip
-    assert {check.what for check in examination.ALL_CHECKS} <= found.keys()
+    assert {what for what, _ in examination.ALL_CHECKS} <= found.keys()
     assert [found[what].status for what in ("reward", "loggers", "data")] == ["fail"] * 3
     assert "/nope.py" in found["reward"].found and found["model"].status == "ok"
     assert "warn" in [line.status for line in said], "the gate does not go by the threshold"
@@ -53,7 +53,7 @@ def test_every_check_of_a_run_has_its_line():
 
 def test_the_nodes_of_a_cluster_are_asked_for_what_each_must_have():
     found, _ = lines("trainer.logger=[swanlab]", cluster=True)
-    assert found.keys() == {check.what for check in examination.FILES}
+    assert found.keys() == {what for what, _ in examination.FILES}
 
 
 def test_settings_that_cannot_be_read_are_the_only_line():

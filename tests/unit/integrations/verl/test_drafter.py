@@ -146,18 +146,6 @@ def test_a_policy_whose_matrices_no_head_can_learn_from_is_refused(files, reason
     check(changed(*TINY, policy))
 
 
-def test_positions_that_do_not_reach_the_longest_text_are_noted(tmp_path, capsys):
-    shutil.copytree(HEAD, tmp_path / "head")
-    file = tmp_path / "head" / "config.json"
-    config = json.loads(file.read_text())
-    config["transformer_layer_config"]["max_position_embeddings"] = 1024
-    file.write_text(json.dumps(config))
-    check(changed(*TINY, f"draft_model_path={file.parent}"))
-    notes = capsys.readouterr().out.splitlines()
-    (note,) = [one for one in notes if "sam.sources.model.path" in one]
-    assert "reads up to 1024 tokens" in note and "has up to 1168" in note
-
-
 @pytest.mark.parametrize(
     ("experiment", "published_gb"),  # file sizes minus the policy's embedding: docs/draft_models.md
     [("qwen3_32b_cuda", 3.12 - 1.56), ("qwen3_8b_cuda", 2.04 - 1.24)],
@@ -174,12 +162,6 @@ def test_a_head_is_divided_as_the_policy_is_but_for_its_fc():
     fc = 2 * 3 * 5120 * 5120
     assert divided.weights - fc == pytest.approx((whole.weights - fc) / 4)
     assert divided.kv_bytes == whole.kv_bytes / 4
-
-
-def test_a_folder_is_counted_as_it_is():
-    told, known = size(*TINY)
-    assert told.weights == 2 * read_head(HEAD).parameters
-    assert told.kv_bytes == 2 * 2 * 2 * 32 and "by its files" in known
 
 
 def test_a_small_model_is_counted_by_its_config():

@@ -54,16 +54,6 @@ def test_errors_are_kept_once_a_kind():
     assert book.count == 0
 
 
-def test_kinds_are_limited_but_fatal_ones_and_the_count_are_not():
-    book = FailureBook()
-    for line in range(2 * failures.MOST_KINDS):
-        book.note(through_ray(ValueError("x" * line)))
-    book.note(FilterMetricError("the last one"))
-    assert len(book.failures) == failures.MOST_KINDS + 1
-    assert book.count == 2 * failures.MOST_KINDS + 1
-    assert book.failures[-1].fatal
-
-
 class Worker:
     def __init__(self, *answers):
         self.answers = list(answers)

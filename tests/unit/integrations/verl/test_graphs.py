@@ -7,7 +7,6 @@ from omegaconf import OmegaConf
 from sam_rollout.integrations.verl.graphs import (
     capture_sizes,
     covered_requests,
-    filled_up_requests,
     graph_mode,
 )
 from sam_rollout.integrations.verl.run_config import read_run_config
@@ -81,21 +80,3 @@ def test_other_graphs_are_a_difference_still():
     name = f"{ROLLOUT}.cudagraph_capture_sizes"
     assert graph_differences(["sam=off"], ["sam=on", asked]) == [(name, [16, 32, 64, 128], sizes)]
     assert graph_differences(["sam=off", asked], ["sam=on", asked]) == []
-
-
-@pytest.mark.parametrize(
-    ("overrides", "requests"),
-    [
-        (["sam=off"], 0),
-        (["sam=matched"], 128),
-        (["sam=on", f"{ROLLOUT}.cudagraph_capture_sizes=[8,16]"], 16),
-        (["sam=on", f"{MODE}=FULL_AND_PIECEWISE"], 0),
-        (["sam=on", f"{ROLLOUT}.enforce_eager=true"], 0),
-        (["sam=on", f"{ROLLOUT}.enforce_eager=true", "sam.pad_drafts=always"], 128),
-        (["sam=on", "sam.pad_drafts=never"], 0),
-        (["sam=on", "sam.pad_drafts=always", f"{ROLLOUT}.max_num_batched_tokens=400"], 100),
-    ],
-)
-def test_steps_that_are_filled_up_whatever_the_gate_says(overrides, requests):
-    config = changed(*GRAPH, *overrides)
-    assert filled_up_requests(config, read_run_config(config).sam) == requests
