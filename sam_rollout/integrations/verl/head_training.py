@@ -53,7 +53,7 @@ class HeadTraining:
         with torch.random.fork_rng(devices=[]):  # leaves the global generator unchanged
             head = load_head(path, self._model_config)
         group = torch.distributed.group.WORLD
-        peers = Peers(group if torch.distributed.get_world_size() > 1 else None)
+        peers = self._peers = Peers(group if torch.distributed.get_world_size() > 1 else None)
         known = not is_fresh(path)
         self.online = OnlineHead(head, self._source.max_tokens, settings, peers, known)
         share = SHARE_OF_BUFFER * settings.buffer_tokens / settings.window / peers.size
@@ -94,8 +94,20 @@ class HeadTraining:
         torch.save(online.state_dict(), folder / STATE_FILE)
 
     def load(self, folder: Path) -> None:
-        """Load the files that `save` wrote."""
-        self.online.load_state_dict(torch.load(folder / STATE_FILE, map_location="cpu"))
+        """Load the files that `save` wrote; keep the run's first head if no process finds them.
+
+        Raises:
+            FileNotFoundError: Some processes find the files, and others do not.
+        """
+        file = folder / STATE_FILE
+        votes = torch.tensor([float(file.exists())]).to(this_device())
+        found = self._peers.sum(votes).item()
+        if found == self._peers.size:
+            self.online.load_state_dict(torch.load(file, map_location="cpu"))
+        elif found:
+            raise FileNotFoundError(f"{file}: {found:.0f} of {self._peers.size} processes have it")
+        elif self._peers.rank == 0:
+            print(f"No draft head in {folder}: training goes on from the first head.", flush=True)
 
 
 class HeadTrainingWorker(ActorRolloutRefWorker):

@@ -10,7 +10,7 @@ from sam_rollout.config import SamConfig
 from sam_rollout.heads.checkpoint import read_head
 from sam_rollout.heads.writing import load_head
 from sam_rollout.integrations.verl import policy_part
-from sam_rollout.integrations.verl.head_training import STATE_FILE, HeadTraining
+from sam_rollout.integrations.verl.head_training import HeadTraining
 from sam_rollout.integrations.vllm.engine_settings import engine_arguments
 from sam_rollout.integrations.vllm.model_drafts.head_update import PREFIX
 
@@ -60,6 +60,8 @@ def test_what_is_saved_is_a_head_and_what_training_goes_on_from(make, tmp_path):
         assert torch.equal(weight.bfloat16().float(), saved[name.removeprefix(PREFIX)])
 
 
-def test_a_checkpoint_without_a_head_is_named(make, tmp_path):
-    with pytest.raises(FileNotFoundError, match=f"{tmp_path}/{STATE_FILE}"):
-        make().load(tmp_path)
+def test_a_checkpoint_without_a_head_begins_anew_and_says_so(make, tmp_path, capsys):
+    head = make()
+    head.load(tmp_path)
+    assert head.online.updates == 0
+    assert f"No draft head in {tmp_path}" in capsys.readouterr().out
