@@ -1,9 +1,8 @@
-"""Checks the machine: devices, the drafter's kernels, network, shared memory, open files."""
+"""Checks the machine: devices, the drafter's kernels, network, shared memory."""
 
 import json
 import os
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -36,7 +35,6 @@ CPU_RUN_GIB = 10  # memory that the experiment tiny_cpu needs (README.md)
 SHARED_MEMORY = Path("/dev/shm")
 LEAST_SHARED_GIB = 1.0  # required if no experiment is named; docker's default is 64 MiB
 BIGGER_SHM = "mount -o remount,size=... /dev/shm; for a container docker run --shm-size=..."
-OPEN_FILES = 32768  # from verl's guide for several nodes; Ray opens a socket for each peer
 # Importing torch from a cold network file system takes minutes.
 LIMIT_S = 240
 WARM_UP = """
@@ -162,14 +160,3 @@ def check_shared_memory(question: Question) -> Iterator[Line]:
     fails = bool(question.config) and question.device == "cpu"
     small = usage.free < wanted
     yield judge(str(SHARED_MEMORY), found, BIGGER_SHM, fails=small and fails, warns=small)
-
-
-def check_open_files(question: Question) -> Iterator[Line]:
-    """Check that the limit of open files is high enough for a cluster."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft, hard = (OPEN_FILES if n == resource.RLIM_INFINITY else n for n in limits)
-    fix = f"ulimit -n {OPEN_FILES} before ray start; scripts/node.sh does that"
-    if hard < OPEN_FILES:
-        fix = f"raise the hard limit ({hard}) in /etc/security/limits.conf; {fix}"
-    fails = question.many_nodes and hard < OPEN_FILES
-    yield judge("open files", soft, fix, fails=fails, warns=soft < OPEN_FILES)
