@@ -18,7 +18,8 @@ from benchmarks.draft_shapes import DEVICES, FREE, STEP_MS, Device, replay_steps
 from benchmarks.measuring import parser, write_record
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.bench.replay import Replay
-from sam_rollout.core.traces import Trace, read_sets
+from sam_rollout.bench.trace_sets import read_sets
+from sam_rollout.core.traces import Trace
 from sam_rollout.drafting.in_flight import DraftBatch
 
 ROWS, REQUESTS = 64, (64, 512)

@@ -16,8 +16,9 @@ from benchmarks.draft_trees import TEXTS, TreeSession, drafting
 from benchmarks.measuring import parser, write_record
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.bench.replay import Replay, replay
+from sam_rollout.bench.trace_sets import read_sets
 from sam_rollout.config import GateConfig
-from sam_rollout.core.traces import Trace, read_sets
+from sam_rollout.core.traces import Trace
 from sam_rollout.drafting.in_flight import DraftBatch
 
 ROWS, FREE, STEP_MS = 8, 256, 20.0

@@ -25,9 +25,10 @@ from benchmarks.measuring import MODEL
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.bench.replay import Replay, Rows, replay
 from sam_rollout.bench.sessions import OwnSession
+from sam_rollout.bench.trace_sets import read_sets
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, TextsConfig, sources_of
 from sam_rollout.core.identity import identify
-from sam_rollout.core.traces import Trace, read_sets
+from sam_rollout.core.traces import Trace
 from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
 from sam_rollout.session.adapter import EngineHooks
 

@@ -46,7 +46,6 @@ def train(context: typer.Context) -> None:
 app.command(cls=report_commands.CompareCommand)(report_commands.compare)
 app.command()(report_commands.dashboard)
 app.command()(report_commands.simulate)
-app.command()(report_commands.reference)
 app.command()(machine_commands.check_operators)
 app.command()(machine_commands.doctor)
 app.add_typer(bench_commands.app, name="bench")

@@ -8,11 +8,9 @@ processors could load each other's machine code. Therefore the names of the cach
 source, numba version and processor.
 """
 
-import dataclasses
 import hashlib
 import inspect
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,17 +22,6 @@ logger = logging.getLogger(__name__)
 
 # A kernel's machine code depends on all files of these folders and of the kernel's own folder.
 _FOLDERS = (Path(__file__).parent, Path(__file__).parents[1] / "core")
-
-
-@dataclasses.dataclass(frozen=True)
-class WarmUp:
-    """The result of `warm_up`: the time taken, and how many kernels were loaded or compiled."""
-
-    seconds: float
-    loaded: int  # kernels loaded from the disk cache
-    compiled: int  # kernels compiled
-    cache_path: str  # the cache's folder; empty if kernels are not cached
-    problem: str  # the reason why kernels are not cached; empty if they are cached
 
 
 def written(kind: Any, dimensions: int = 1) -> Any:
@@ -66,11 +53,9 @@ def kernel(*signature: Any) -> Callable[[Callable[..., Any]], Any]:
     return declare
 
 
-def warm_up(*kernels: Any) -> WarmUp:
+def warm_up(*kernels: Any) -> None:
     """Compile or load declared kernels, and forbid later compilations, which would delay a step."""
-    started_s = time.perf_counter()
-    loaded = compiled = 0
-    cache_path = problem = ""
+    problem = ""
     for dispatcher in kernels:
         if dispatcher.signatures:
             continue
@@ -78,21 +63,17 @@ def warm_up(*kernels: Any) -> WarmUp:
             _name_after_content(dispatcher)
             dispatcher.enable_caching()
             dispatcher.compile(dispatcher.declared)
-            cache_path = str(dispatcher.stats.cache_path)
         except Exception as error:  # using the cache can raise any error
             problem = problem or f"{type(error).__name__}: {error}"
             dispatcher._cache.disable()
             dispatcher.compile(dispatcher.declared)  # does nothing if only saving the code failed
         dispatcher.disable_compile()
-        hits = sum(dispatcher.stats.cache_hits.values())
-        loaded, compiled = loaded + hits, compiled + 1 - hits
     if problem:
         logger.warning(
             "numba's disk cache cannot be used, so every process compiles the kernels in memory. "
             "Set NUMBA_CACHE_DIR to an empty, writable folder. (%s)",
             problem,
         )
-    return WarmUp(time.perf_counter() - started_s, loaded, compiled, cache_path, problem)
 
 
 def _name_after_content(kernel: Any) -> None:

@@ -1080,6 +1080,6 @@ def finish_moving(header, arena):
 KERNELS = extend_rows, place_rows, free_blocks, begin_table, begin_moving, finish_moving
 
 
-def warm_up() -> compilation.WarmUp:
+def warm_up() -> None:
     """Compile or load the kernels; a machine's first call takes seconds, later calls about 1 s."""
-    return compilation.warm_up(*KERNELS)
+    compilation.warm_up(*KERNELS)

@@ -58,8 +58,9 @@ def drafter(
 ) -> None:
     """Measure the acceptance and cost of our drafts, vLLM's n-grams and Arctic's suffix trees."""
     from sam_rollout.bench import drafter_bench as program
+    from sam_rollout.bench.trace_sets import read_sets
     from sam_rollout.core.composition import ExperimentError, recipe_folder
-    from sam_rollout.core.traces import TraceError, read_sets
+    from sam_rollout.core.traces import TraceError
 
     with shared.one_line_errors(TraceError, ExperimentError):
         if json_path is not None and not json_path.parent.is_dir():  # checked before measuring

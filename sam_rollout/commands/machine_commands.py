@@ -89,7 +89,7 @@ def doctor(
     """
     from sam_rollout import doctor as program
     from sam_rollout.doctor import printed_checks
-    from sam_rollout.doctor.scope import EXPERIMENT, UnknownExperimentError, ask
+    from sam_rollout.doctor.scope import EXPERIMENT, ask
 
     if device is not None and device not in program.DEVICES:
         allowed = ", ".join(program.DEVICES)
@@ -99,10 +99,7 @@ def doctor(
     if run is not None and report is None:
         raise typer.BadParameter("only together with --report", param_hint="--run")
     words = [*([f"{EXPERIMENT}{experiment}"] if experiment else []), *(overrides or [])]
-    try:
-        question, findings = ask(device, words, cluster)
-    except UnknownExperimentError as error:
-        raise typer.BadParameter(str(error), param_hint="experiment") from error
+    question, findings = ask(device, words, cluster)
 
     def progress(doing: str) -> None:
         typer.echo(f"... {doing}", err=True)

@@ -1,4 +1,4 @@
-"""The commands `compare`, `dashboard`, `simulate` and `reference`."""
+"""The commands `compare`, `dashboard` and `simulate`."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -105,25 +105,3 @@ def simulate(
 
     with shared.one_line_errors(ValueError):
         shared.write_json(json_path, forecast(run, steps, shared.wide_console()))
-
-
-def reference(
-    check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; exit 1 if a page is out of date.")
-    ] = False,
-    docs: Annotated[Path, typer.Option(help="Folder of the pages.")] = Path("docs"),
-) -> None:
-    """Generate the reference pages of metrics and settings from their declarations."""
-    from sam_rollout.telemetry.docs import PAGES, filled
-
-    with shared.one_line_errors(ValueError):
-        for path in (docs / page for page in PAGES):
-            there = path.read_text(encoding="utf-8")
-            text = filled(path.name, there)
-            if not check:
-                path.write_text(text, encoding="utf-8")
-            elif there != text:
-                typer.echo(
-                    f"sam-rollout: {path} is out of date: run sam-rollout reference", err=True
-                )
-                raise typer.Exit(1)

@@ -29,10 +29,6 @@ class RefusedError(ExperimentError):
     fix = "correct the override; sam-rollout train --cfg job ... shows all settings"
 
 
-class UnknownExperimentError(ExperimentError):
-    """There is no experiment of that name."""
-
-
 def recipe() -> EntryPoint:
     """Return the entry point of the recipe."""
     found = entry_points(group=GROUP, name=RECIPE)
@@ -76,7 +72,6 @@ def compose(*overrides: str) -> tuple[dict[str, Any], str]:
     Returns the configuration as plain values, and the option that was chosen for `device`.
 
     Raises:
-        UnknownExperimentError: There is no such experiment; the message lists all experiments.
         RefusedError: An override or a configuration file is wrong.
         ExperimentError: The recipe or verl is missing.
     """
@@ -96,9 +91,7 @@ def compose(*overrides: str) -> tuple[dict[str, Any], str]:
         ours = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         return cast(dict[str, Any], OmegaConf.to_container(ours, resolve=True)), device
     except (HydraException, OmegaConfBaseException) as error:
-        missing = getattr(error, "missing_cfg_file", None) or ""
-        kind = UnknownExperimentError if missing.startswith("experiment/") else RefusedError
-        raise kind(explain(error)) from error
+        raise RefusedError(explain(error)) from error
 
 
 def explain(error: Exception) -> str:

@@ -141,30 +141,3 @@ _KIND_NAMES = {
     float: "a number",
     str: "a string",
 }
-
-
-def reference_rows(section: type[Section]) -> list[str]:
-    """Return a section's rows of the reference page: key, type, default, allowed, meaning."""
-    rows = []
-    for field in dataclasses.fields(section):
-        kind, limits = section._kinds()[field.name], field.metadata
-        if issubclass(kind, Section):
-            rows += reference_rows(kind)
-            continue
-        default = getattr(section(), field.name)
-        default = str(default).lower() if kind is bool else default
-        rows.append(
-            f"| `{section.PATH}.{field.name}` | {kind.__name__} | `{default}` | "
-            f"{_allowed(kind, limits)} | {limits['meaning']} |"
-        )
-    return rows
-
-
-def _allowed(kind: type, limits: Mapping[str, Any]) -> str:
-    if kind is bool:
-        return "true, false"
-    if "choices" in limits:
-        return ", ".join(f"`{choice}`" for choice in limits["choices"])
-    if "maximum" in limits:
-        return f"{limits['minimum']} to {limits['maximum']}"
-    return f"at least {limits['minimum']}" if "minimum" in limits else limits["allowed"]

@@ -78,31 +78,12 @@ def traces_at(path: Path) -> Iterator[Trace]:
     """
     if path.is_file() and path.suffix not in _FORMATS:
         raise TraceError(f"{path}: expected {', '.join(_FORMATS)} or a run folder")
-    for file in [path] if path.is_file() else _files(path):
+    for file in [path] if path.is_file() else files(path):
         yield from _read(file)
 
 
-def read_sets(paths: Iterable[Path]) -> dict[str, list[Trace]]:
-    """Read sets of traces, and name each set after its file or run folder.
-
-    A file is one set, and so is a run folder. In any other folder, each file is a set.
-
-    Raises:
-        TraceError: There are no traces, a file is malformed, or two sets have the same name.
-        OSError: A path does not exist or may not be read.
-    """
-    sets: dict[str, list[Trace]] = {}
-    for path in paths:
-        is_one = path.is_file() or (path / "sam").is_dir()
-        for file in [path] if is_one else _files(path) or [path]:
-            name = file.stem if file.is_file() else file.name
-            if name in sets:
-                raise TraceError(f"{file}: a second set called {name}")
-            sets[name] = read_traces(file)
-    return sets
-
-
-def _files(folder: Path) -> list[Path]:
+def files(folder: Path) -> list[Path]:
+    """Return the files with traces in a folder or run folder, in the order of their names."""
     if (folder / "sam").is_dir():
         folder = folder / "sam" / "traces"
     return sorted(file for file in folder.iterdir() if file.suffix in _FORMATS)

@@ -52,7 +52,6 @@ def checks_of(device: str) -> list[tuple[str, Check]]:
         ("devices", host.check_cpu if device == "cpu" else host.check_accelerators),
         ("network", host.check_interfaces),
         ("host", host.check_shared_memory),
-        ("host", host.check_open_files),
         ("run", check_run),
     ]
 

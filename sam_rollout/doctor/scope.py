@@ -7,7 +7,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from sam_rollout.core.composition import ExperimentError, UnknownExperimentError, compose
+from sam_rollout.core.composition import ExperimentError, compose
 from sam_rollout.doctor.printed_checks import Finding, fail, ok, warn
 from sam_rollout.telemetry.records import value_at
 
@@ -70,9 +70,6 @@ def ask(
     """Turn the command's arguments into a question; also return findings about the experiment.
 
     Without overrides, only the machine is checked.
-
-    Raises:
-        UnknownExperimentError: The experiment does not exist; the message lists all experiments.
     """
     if not overrides:
         return Question(device or likely_device(), cluster=cluster), []
@@ -80,8 +77,6 @@ def ask(
     experiment = names[-1] if names else ""
     try:
         config, its_device = compose(*overrides)
-    except UnknownExperimentError:
-        raise
     except ExperimentError as error:
         question = Question(device or likely_device(), None, experiment, cluster)
         return question, [Finding("experiment", fail("composed", error, error.fix))]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -32,14 +32,6 @@ class Acceptance:
         total, positions = both[: len(both) // 2], both[len(both) // 2 :]
         per_position = tuple(p / max(1, n) for p, n in zip(total, positions, strict=True))
         return cls(per_position, tokens / max(1, verify_steps), int(positions[0]))
-
-    def figures(self) -> dict[str, Any]:
-        """Return the attributes, rounded for a record."""
-        return {
-            "per_position": [round(chance, 4) for chance in self.per_position],
-            "length": round(self.length, 4),
-            "positions": self.positions,
-        }
 
 
 def tokens_per_step(accepted: Sequence[int]) -> tuple[int, int]:

@@ -153,7 +153,7 @@ def _train(
             losses[min(LOGGED - 1, int(share * LOGGED))].append(loss)
             if share >= (len(tested) + 1) / EVALUATIONS or share == 1:
                 found = acceptance(learner, tests, peers)
-                tested.append({"updates": update, "share": share, **found.figures()})
+                tested.append({"updates": update, "share": share, **dataclasses.asdict(found)})
             length = f"{tested[-1]['length']:.2f}" if tested else "-"
             bar.set_postfix_str(f"loss {loss:.3f}, acceptance length {length}")
             bar.update()

@@ -21,7 +21,7 @@ from sam_rollout.heads.eagle3 import Eagle3Head
 from sam_rollout.heads.expected_acceptance import Acceptance, count_accepted
 from sam_rollout.heads.hidden_states import Policy, Sample
 from sam_rollout.heads.peers import ALONE, Peers
-from sam_rollout.heads.training import HeadOptimizer, Learner, NoNumberError
+from sam_rollout.heads.training import HeadOptimizer, Learner
 from sam_rollout.heads.writing import TrainableHead
 from sam_rollout.sources.model import HeadTrainingConfig
 
@@ -188,23 +188,17 @@ class OnlineHead:
         losses: list[float] = []
         head, device = learner.head.train(), learner.output.device
         samples = list(self.buffer.samples)
-        problem: Exception | None = None
         while True:
             spent_s = self._spent_s + time.perf_counter() - started_s
             more = not losses or spent_s + self._update_s <= self._credit_s
-            # All processes go on only if none has failed and all have time and samples.
-            if not self._peers.agree(more and bool(samples), problem, device):
+            # All processes go on only if all have time and samples.
+            if not self._peers.agree(more and bool(samples), None, device):
                 break
             began_s = time.perf_counter()
             chosen = self._rng.choices(samples, k=self.settings.batch)
-            try:
-                losses.append(
-                    self._optimizer.learn(functools.partial(learner.loss, chosen), self._factor())
-                )
-            except NoNumberError:
-                raise
-            except Exception as error:
-                problem = error
+            find_loss = functools.partial(learner.loss, chosen)
+            update = functools.partial(self._optimizer.learn, find_loss, self._factor())
+            losses.append(self._peers.attempt(update, device))
             self.updates += 1
             took_s = time.perf_counter() - began_s
             self._update_s = took_s if not self._update_s else (self._update_s + took_s) / 2

@@ -146,8 +146,6 @@ def train(
         try:
             yield optimizer.learn(functools.partial(learner.loss, windows), factor)
         except NoNumberError as error:
-            if error.__cause__ is not None:
-                raise error.__cause__ from None
             allowed = f"{error} after {update} updates: choose a smaller one"
             raise ConfigError("--learning-rate", settings.learning_rate, allowed) from None
     head.eval()
@@ -179,28 +177,16 @@ class HeadOptimizer:
         For this update, the learning rate is multiplied by `factor`.
 
         Raises:
-            NoNumberError: The loss or a gradient is not finite, or one of several processes failed
-                in `find_loss`. All processes raise the error.
+            NoNumberError: The loss or a gradient is not finite. All processes raise the error.
+            PeerError: `find_loss` failed in another process.
         """
-        cause = None
-        try:
-            loss = find_loss()
-            loss.backward()
-            flat = [p.grad.flatten() for p in self._parameters if p.grad is not None]
-            mine = torch.cat([*flat, loss.detach()[None]])
-        except Exception as error:
-            if self._peers.size == 1:
-                self._forget()
-                raise
-            # The other processes wait for this process's gradients, so this process sends NaN.
-            cause, like = error, self._parameters[0]
-            mine = like.new_full((sum(p.numel() for p in self._parameters) + 1,), math.nan)
+        device = self._parameters[0].device
+        mine = self._peers.attempt(functools.partial(self._gradients, find_loss), device)
         mean = self._peers.sum(mine) / self._peers.size
         found = float(mean[-1])
         if not mean.isfinite().all():
-            self._forget()
             what = "a gradient was no number" if math.isfinite(found) else f"the loss was {found}"
-            raise NoNumberError(what) from cause
+            raise NoNumberError(what)
         pieces = mean[:-1].split([p.numel() for p in self._parameters])
         for parameter, piece in zip(self._parameters, pieces, strict=True):
             parameter.grad = piece.view_as(parameter)
@@ -211,6 +197,16 @@ class HeadOptimizer:
             optimizer.step()
         self._forget()
         return found
+
+    def _gradients(self, find_loss: Callable[[], Tensor]) -> Tensor:
+        """Return a copy of all gradients, one after the other, and the loss, [parameters + 1]."""
+        try:
+            loss = find_loss()
+            loss.backward()
+            flat = [p.grad.flatten() for p in self._parameters if p.grad is not None]
+            return torch.cat([*flat, loss.detach()[None]])
+        finally:
+            self._forget()
 
     def _forget(self) -> None:
         for optimizer, _ in self._parts:

@@ -19,20 +19,18 @@ def verify_vectorised(
     accept_bits: torch.Tensor,
     draw_bits: torch.Tensor,
     *,
-    draft_probabilities: torch.Tensor | None = None,
     greedy: torch.Tensor | None = None,
     scratch: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Accept or reject draft tokens; draw each request's token after its last accepted token.
 
     Args:
-        draft_ids: Integer [num_drafts]; negative ids are padding and always rejected.
+        draft_ids: Integer [num_drafts], tokens that were chosen without sampling (one-hot);
+            negative ids are padding and always rejected.
         probabilities: float32 [num_rows, vocabulary], the target's probabilities after
             temperature, top-k and top-p.
         accept_bits: int64 [num_rows], random bits that decide on the row's draft token.
         draw_bits: int64 [num_rows], random bits for drawing a token at the row.
-        draft_probabilities: float32 [num_drafts, vocabulary], the distributions that a draft model
-            sampled from; None for drafts that were not sampled (one-hot).
         greedy: bool [batch], true for requests that take the likeliest token; None if there are no
             such requests.
         scratch: float32 [at least batch, vocabulary], overwritten. Callers keep this buffer from
@@ -45,10 +43,6 @@ def verify_vectorised(
     rows = layout.rows[:, :-1]
     # Padding has negative ids. Token 0 is looked up in their place; below, padding is rejected.
     chance = probabilities[rows, drafts.clamp(min=0)]
-    if draft_probabilities is not None:
-        proposed = draft_probabilities.gather(1, draft_ids.to(torch.int64).clamp(min=0)[:, None])
-        proposed = layout.spread(proposed.squeeze(1), fill=1.0)
-        chance = torch.where(proposed > 0, chance / proposed, 0.0).clamp_(max=1.0)
     uniform = logical_shift(accept_bits, 64 - FRACTION_BITS)
     accept = (uniform[rows] < to_fixed_point(chance)) & (drafts >= 0)
     if greedy is not None:
@@ -64,16 +58,9 @@ def verify_vectorised(
     beyond = drafts.new_full((layout.batch, 1), -1)
     culprit = torch.cat((drafts, beyond), dim=1).gather(1, accepted.unsqueeze(1))
     rejected = culprit >= 0
-    if draft_probabilities is None:
-        culprit = culprit.clamp_(min=0)
-        kept = weights.gather(1, culprit).masked_fill_(rejected, 0.0)
-        weights.scatter_(1, culprit, kept)
-    elif layout.num_drafts:
-        index = (layout.first_draft + accepted).clamp_(max=layout.num_drafts - 1)
-        left = weights.sub(draft_probabilities[index]).clamp_(min=0.0)
-        # If both distributions are nearly equal, rounding may make their difference 0 everywhere.
-        has_mass = left.amax(dim=1, keepdim=True) > 0
-        weights = torch.where(rejected & has_mass, left, weights)
+    culprit = culprit.clamp_(min=0)
+    kept = weights.gather(1, culprit).masked_fill_(rejected, 0.0)
+    weights.scatter_(1, culprit, kept)
     final = draw_tokens(weights, draw_bits[final_row])
     if greedy is not None:
         final = torch.where(greedy, likeliest[final_row], final)

@@ -57,7 +57,8 @@ source_if_there() {
     [ "$status" -eq 0 ] || say "$1 ended with status $status: look there if something is missing"
 }
 
-# Raises the limit of open files, because every node has connections to all the others.
+# Raises the limit of open files, because every node has connections to all the others. verl's guide
+# for several nodes advises 32768.
 raise_open_files() {
     local wanted="$1" now
     now="$(ulimit -n)"

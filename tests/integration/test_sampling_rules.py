@@ -10,7 +10,7 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
-from sam_rollout.config import RolloutSamplerConfig
+from sam_rollout.config import ConfigError, RolloutSamplerConfig
 from sam_rollout.integrations.vllm.sampling import samplers as ours
 from sam_rollout.integrations.vllm.sampling.samplers import KeyedRejectionSampler
 from sam_rollout.verification import NO_TOKEN, DraftLayout, keyed_bits
@@ -34,7 +34,7 @@ class Rows:
 
 
 def verify(
-    drafts: list[list[int]], written: list[int], minimum: int, kind: str = ""
+    drafts: list[list[int]], written: list[int], minimum: int, kind: str = "", draft_probs=None
 ) -> list[list[int]]:
     least = MinTokensLogitsProcessor(None, torch.device("cpu"), False)
     params = SamplingParams(min_tokens=minimum, max_tokens=64, stop_token_ids=[STOP])
@@ -64,7 +64,7 @@ def verify(
     sampler = KeyedRejectionSampler(
         Sampler(), None, torch.device("cpu"), Rows(), RolloutSamplerConfig(kind)
     )
-    tokens = sampler(metadata, None, logits, sampling).sampled_token_ids.tolist()
+    tokens = sampler(metadata, draft_probs, logits, sampling).sampled_token_ids.tolist()
     return [[token for token in row if token != NO_TOKEN] for row in tokens]
 
 
@@ -79,6 +79,14 @@ def test_a_text_may_end_once_it_is_long_enough_with_the_drafts_before(kind):
         [OTHER],
         [STOP],
     ]
+
+
+def test_rejection_sampling_refuses_drafts_that_a_draft_model_sampled():
+    proposals = torch.full((2, VOCABULARY), 1 / VOCABULARY)
+    with pytest.raises(ConfigError, match="use 'coupled' or 'stock'"):
+        verify([[OTHER] * 2], [4], 6, "vectorised", proposals)
+    coupled = verify([[OTHER] * 2], [4], 6, "coupled", proposals)
+    assert coupled == verify([[OTHER] * 2], [4], 6, "coupled")
 
 
 def test_upstream_still_forgets_the_drafts_before_a_bonus_token():

@@ -5,7 +5,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sam_rollout.core.traces import Trace, TraceError, groups_of, read_sets, read_traces
+from sam_rollout.bench.trace_sets import read_sets
+from sam_rollout.core.traces import Trace, TraceError, groups_of, read_traces
 
 
 def test_a_folder_of_all_formats(tmp_path):

@@ -68,10 +68,12 @@ def run(tmp_path) -> Path:
 
 
 def test_the_report_holds_versions_findings_settings_and_the_end_of_the_log(run, tmp_path):
-    findings = [Finding("host", warn("open files", "1024", "raise it"), "node-7 10.0.0.7 a1b2c3")]
+    findings = [
+        Finding("host", warn("memory", "9 GiB are free", "free some"), "node-7 10.0.0.7 a1b2c3")
+    ]
     bug_report.write(tmp_path / "report.txt", Question("cpu"), findings, run)
     text = (tmp_path / "report.txt").read_text()
-    for wanted in ("sam_rollout: ", "vllm_ascend: 0.23", "torch: 2.13.0", "warn  open files: 1024"):
+    for wanted in ("sam_rollout: ", "vllm_ascend: 0.23", "torch: 2.13.0", "warn  memory: 9 GiB"):
         assert wanted in text
     assert "max_draft_tokens: 8" in text and "MY_TOKEN: <secret>" in text
     assert "line 299 of ~/x" in text and "line 219 of" not in text

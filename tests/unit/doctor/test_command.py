@@ -39,8 +39,6 @@ def test_the_report_of_no_run_is_a_line(doctor, tmp_path):
     ("options", "said"),
     [
         (["--device", "tpu"], "ascend_910c, cuda, cpu"),
-        (["--experiment", "tiny_gpu"], "tiny_cpu"),
-        (["experiment=tiny_gpu"], "tiny_cpu"),
         (["--address", "auto"], "--cluster"),
         (["--run", "x"], "--report"),
     ],
@@ -49,6 +47,15 @@ def test_wrong_usage_is_status_2(doctor, options, said):
     result = doctor([ok("a", "b")], *options)
     assert result.exit_code == 2
     assert said in result.stderr and result.stdout == ""
+
+
+@pytest.mark.parametrize("words", [["--experiment", "tiny_gpu"], ["experiment=tiny_gpu"]])
+def test_an_unknown_experiment_is_a_failure_that_names_the_known(doctor, words):
+    pytest.importorskip("verl")
+    result = doctor([ok("a", "b")], *words)
+    assert result.exit_code == 1
+    assert "experiment = 'tiny_gpu': unknown option" in result.stdout
+    assert "tiny_cpu" in result.stdout and "ok    a: b" in result.stdout
 
 
 def test_a_cluster_that_is_not_there_is_a_failure(doctor):

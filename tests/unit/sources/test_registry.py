@@ -17,16 +17,16 @@ from tests.pages import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]  # may have to compile kernels
 
+SCRIPTS = ROOT / "scripts"
 PROBE = """
 import json
-import sys
-from pathlib import Path
+
+import reference
 
 import sam_rollout
 from sam_rollout.config import ConfigError, SamConfig
 from sam_rollout.report.panels import SECTIONS
 from sam_rollout.sources import NAMES
-from sam_rollout.telemetry import docs
 from sam_rollout.telemetry.records import ENGINE_STEPS
 from sam_rollout.telemetry.schema import METRICS
 from tests.unit.session.engine import Engine
@@ -39,9 +39,8 @@ try:
 except ConfigError as error:
     found["refusal"] = str(error)
 found["metrics"] = [metric.name for metric in METRICS if "toy" in metric.name]
-found["page of metrics"] = [line for line in docs.metrics().splitlines() if "toy" in line]
-page = docs.filled("configuration.md", Path(sys.argv[1]).read_text())
-found["page of settings"] = [line for line in page.splitlines() if "sources.toy" in line]
+found["page of metrics"] = [line for line in reference.metrics().splitlines() if "toy" in line]
+found["page of settings"] = [line for line in reference.settings().splitlines() if "toy" in line]
 panels = [panel for section in SECTIONS for panel in section.panels]
 found["panels"] = [one.title for one in panels if "sam/draft/accepted_toy" in one.metrics]
 found["column"] = ENGINE_STEPS.field("drafted_per_source").metadata[b"meaning"].decode()
@@ -69,8 +68,8 @@ def found(tmp_path_factory) -> dict:
     shutil.copytree(package, folder / "sam_rollout")  # with the compiled kernels, which are inside
     (folder / "sam_rollout" / "sources" / "toy.py").write_text(toy())
     done = subprocess.run(
-        [sys.executable, "-c", PROBE, str(ROOT / "docs" / "configuration.md")],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [folder, ROOT]))},
+        [sys.executable, "-c", PROBE],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [folder, ROOT, SCRIPTS]))},
         cwd=folder,
         capture_output=True,
         text=True,

@@ -36,16 +36,10 @@ def vectorised_greedy(batch, counts, drafts, probabilities):
     vectorised(batch, counts, drafts, probabilities, greedy=torch.arange(batch) % 2 == 0)
 
 
-def vectorised_with_distributions(batch, counts, drafts, probabilities):
-    proposals = probabilities[: len(drafts)]
-    scratch = torch.empty(batch, probabilities.shape[1])
-    vectorised(batch, counts, drafts, probabilities, draft_probabilities=proposals, scratch=scratch)
-
-
 @pytest.mark.parametrize("vocabulary", [50, 1300])
 @pytest.mark.parametrize(
     "call",
-    [coupled, coupled_inversion, vectorised, vectorised_greedy, vectorised_with_distributions],
+    [coupled, coupled_inversion, vectorised, vectorised_greedy],
     ids=lambda call: call.__name__,
 )
 def test_the_same_operations_at_any_size_and_none_that_waits(call, vocabulary):

@@ -4,7 +4,6 @@ import torch
 from sam_rollout.verification import (
     NO_TOKEN,
     draw_tokens,
-    keyed_bits,
     verify_coupled,
     verify_vectorised,
 )
@@ -121,70 +120,11 @@ def test_greedy_and_random_requests_side_by_side(way, vocabulary):
     assert (output[greedy] == expected[greedy]).all()
 
 
-def verify_sampled(counts, proposals, by_place):
-    """Sample K draft tokens for every request and verify them; return output and drafts.
-
-    ``proposals``: [K, vocabulary], the same for every request, or [requests * K, vocabulary].
-    """
-    layout = layout_of(counts)
-    proposals = proposals.repeat(layout.num_drafts // len(proposals), 1)
-    generator = torch.Generator().manual_seed(3)
-    drafts = torch.multinomial(proposals, 1, generator=generator).squeeze(1)
-    rows = rows_of(layout, by_place)
-    output = verify("vectorised", layout, drafts, rows, draft_probabilities=proposals)
-    return output, drafts.view(-1, K)
-
-
-@pytest.mark.parametrize("cut", [{}, {"top_k": 5}], ids=str)
-@pytest.mark.parametrize("places", [1, 2])
-def test_drafts_sampled_from_a_distribution(vocabulary, places, cut):
-    by_place = target(K + 1, vocabulary, temperature=0.6, **cut)
-    proposed = target(K, vocabulary, seed=5, top_k=6) if cut else target(K, vocabulary, seed=5)
-    proposed = 0.4 * proposed + 0.6 * by_place[:K] if places == 2 else proposed
-    counts = torch.full((REQUESTS,), K)
-    output, _ = verify_sampled(counts, proposed, by_place)
-    assert_lossless(output, by_place, counts, places=places)
-
-
-@pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 5}, {"top_k": 5, "top_p": 0.8}], ids=str)
-def test_sampled_and_given_drafts_side_by_side(vocabulary, cut):
-    by_place = target(K + 1, vocabulary, **cut)
-    likeliest = by_place[:K].argmax(dim=1)
-    by_place[:K] = make_likely(by_place[:K], likeliest, 0.7)
-    given = torch.nn.functional.one_hot(likeliest, vocabulary).float()
-    sampled = 0.3 * target(K, vocabulary, seed=5) + 0.7 * by_place[:K]
-    counts = torch.full((2 * REQUESTS,), K)
-    output, drafts = verify_sampled(counts, torch.cat((given, sampled)), by_place)
-    assert (drafts[::2] == likeliest).all() and not (drafts[1::2] == likeliest).all()
-    for some in (output[::2], output[1::2]):
-        assert_lossless(some, by_place, counts[:REQUESTS], places=2)
-
-
-def test_drafts_may_be_drawn_with_their_positions_gumbel_noise():
-    by_place, proposed = target(K + 1, 30, seed=4), target(K, 30, seed=34)
-    counts = torch.full((2 * REQUESTS,), K)
-    layout = layout_of(counts)
-    place = place_of_row(layout)
-    draw_bits, accept_bits = (keyed_bits(layout.request_of_row, place, n) for n in range(2))
-    rows = rows_of(layout, by_place)
-    proposals = proposed.repeat(layout.batch, 1)
-    drafts = gumbel_draws(proposals, draw_bits[place < K])
-    output = verify_vectorised(
-        layout, drafts, rows, accept_bits, draw_bits, draft_probabilities=proposals
-    )
-    assert_lossless(output, by_place, counts, places=1)
-
-
-@pytest.mark.parametrize("distribution", [False, True])
 @pytest.mark.parametrize("way", WAYS)
-def test_padding_is_rejected_and_takes_nothing_from_the_target(way, vocabulary, distribution):
+def test_padding_is_rejected_and_takes_nothing_from_the_target(way, vocabulary):
     by_place = make_likely(target(K + 1, vocabulary), torch.tensor([2, 0, 0, 0]), 0.7)
     counts = torch.full((REQUESTS,), K)
-    options = {}
-    if distribution and way == "vectorised":
-        sure = torch.nn.functional.one_hot(torch.tensor([2, 0, 0]), vocabulary).float()
-        options = {"draft_probabilities": sure.repeat(REQUESTS, 1)}
-    output = verify_alike(way, counts, torch.tensor([2, -1, 0]), by_place, **options)
+    output = verify_alike(way, counts, torch.tensor([2, -1, 0]), by_place)
     assert (output[:, 2:] == NO_TOKEN).all()
     assert_lossless(output, by_place, counts, places=2)
 
@@ -222,20 +162,16 @@ def test_rows_of_nan_yield_valid_ids_and_leave_the_others_alone(way, vocabulary)
     assert output[4:].tolist() == good[4:].tolist()
 
 
-@pytest.mark.parametrize("distribution", [False, True])
-def test_scratch_memory_changes_nothing(vocabulary, distribution):
+def test_scratch_memory_changes_nothing(vocabulary):
     counts = torch.arange(40) % (K + 1)
     layout = layout_of(counts)
     probabilities = target(layout.num_rows, vocabulary)
     untouched = probabilities.clone()
     drafts = probabilities[: layout.num_drafts].argmax(dim=-1)
-    options = {}
-    if distribution:
-        options["draft_probabilities"] = target(layout.num_drafts, vocabulary, seed=2)
-    expected = verify("vectorised", layout, drafts, probabilities, **options)
+    expected = verify("vectorised", layout, drafts, probabilities)
     for rows in (40, 64):
         scratch = torch.full((rows, vocabulary), float("nan"))
-        output = verify("vectorised", layout, drafts, probabilities, scratch=scratch, **options)
+        output = verify("vectorised", layout, drafts, probabilities, scratch=scratch)
         assert output.tolist() == expected.tolist()
         assert not scratch[:40].isnan().any()
     assert torch.equal(probabilities, untouched)

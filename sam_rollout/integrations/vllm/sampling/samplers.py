@@ -216,7 +216,16 @@ class KeyedRejectionSampler(RejectionSampler):
         """Verify one step's drafts; arguments and result are the same as in vLLM's method.
 
         ``logits``, [num_drafts + batch, vocabulary], may be overwritten.
+
+        Raises:
+            ConfigError: Rejection sampling would have to know the distributions of sampled drafts.
         """
+        if draft_probs is not None and not self.config.is_coupled:
+            raise ConfigError(
+                "speculative_config.draft_sample_method",
+                "probabilistic",
+                f"not with rollout_sampler.kind = {self.config.kind!r}; use 'coupled' or 'stock'",
+            )
         layout = DraftLayout(
             metadata.cu_num_draft_tokens, len(metadata.draft_token_ids), metadata.max_spec_len
         )
@@ -225,7 +234,7 @@ class KeyedRejectionSampler(RejectionSampler):
         wants_logprobs = sampling_metadata.max_num_logprobs is not None
         keep_raw = wants_logprobs and not self.is_processed_logprobs_mode
         processed = self._process(raw.clone() if keep_raw else raw, step)
-        token_ids, row_tokens = self._verify(processed, draft_probs, step)
+        token_ids, row_tokens = self._verify(processed, step)
         self.row_tokens = row_tokens if self.config.is_coupled else None
         logprobs = None
         if wants_logprobs:
@@ -235,9 +244,7 @@ class KeyedRejectionSampler(RejectionSampler):
             logprobs = self._gather(source, sampling_metadata.max_num_logprobs, row_tokens, layout)
         return SamplerOutput(sampled_token_ids=token_ids, logprobs_tensors=logprobs)
 
-    def _verify(
-        self, logits: torch.Tensor, draft_probs: torch.Tensor | None, step: VerifyStep
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _verify(self, logits: torch.Tensor, step: VerifyStep) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the tokens by request, int32 [batch, max_drafts + 1], and by row, int64 [rows]."""
         metadata, sampling, layout = step
         drafts = metadata.draft_token_ids
@@ -262,7 +269,6 @@ class KeyedRejectionSampler(RejectionSampler):
             probabilities,
             accept_bits,
             bits,
-            draft_probabilities=draft_probs,
             greedy=greedy,
             scratch=self._scratch_for(layout.batch, probabilities),
         )
