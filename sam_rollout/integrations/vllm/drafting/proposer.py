@@ -85,9 +85,17 @@ class RunnerRequests:
         sampling = self._runner.requests[request_id].sampling_params
         if (sampling.extra_args or {}).get(WITHOUT_DRAFTS_KEY):
             return False
-        if shape == "tree":  # grammars and thinking budgets read all draft tokens as one text
-            thinks = getattr(sampling, "thinking_token_budget", None) is not None
-            return sampling.structured_outputs is None and not thinks
+        if shape == "tree":  # each of these rules reads all draft tokens as one text
+            ruled = (
+                sampling.structured_outputs is not None
+                or getattr(sampling, "thinking_token_budget", None) is not None
+                or sampling.min_tokens > 0
+                or bool(sampling.bad_words)
+                or sampling.repetition_penalty != 1
+                or sampling.presence_penalty != 0
+                or sampling.frequency_penalty != 0
+            )
+            return not ruled
         return not self._no_grammars or sampling.structured_outputs is None
 
 
