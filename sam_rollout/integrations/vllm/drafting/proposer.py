@@ -138,7 +138,9 @@ class SamProposer:
         self._why_no_trees = ""
 
     def load_model(self, *_args: Any, **_kwargs: Any) -> None:
-        """Do nothing; vLLM's runner for CPUs calls this method."""
+        """Do nothing; the runners for CPUs and NPUs call this method."""
+
+    dummy_run = load_model  # vllm-ascend's runner calls this method, too
 
     def bind(self, model_runner: Any, *, drafts_are_used: bool, record: bool) -> None:
         """Begin a session for the requests of a runner; the new session replaces an earlier one.
