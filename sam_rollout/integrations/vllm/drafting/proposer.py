@@ -19,7 +19,6 @@ from sam_rollout.integrations.vllm.drafting.scored_positions import ScoredPositi
 from sam_rollout.integrations.vllm.engine_settings import WITHOUT_DRAFTS_KEY, settings_of
 from sam_rollout.integrations.vllm.model_drafts.drafter_weights import read_again
 from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter
-from sam_rollout.integrations.vllm.sampling.sampler_clock import SamplerClock
 from sam_rollout.integrations.vllm.sampling.samplers import keeps_draws
 from sam_rollout.integrations.vllm.scheduling.dp_exchange import (
     DpExchange,
@@ -219,10 +218,6 @@ class SamProposer:
 
     def _new_session(self, record: bool) -> DraftSession:
         hooks: dict[str, Any] = {"verifies_trees": self._trees is not None}
-        if record:
-            clock = SamplerClock(self._runner)
-            self._attached.append(clock)
-            hooks["sampler_us"] = clock.take_us
         likeliest = self.config.sources.recycling.enabled
         drawn = self.config.sources.draws.enabled and keeps_draws(self._runner)
         if likeliest or drawn:

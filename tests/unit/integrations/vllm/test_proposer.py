@@ -163,28 +163,6 @@ def test_a_presets_graphs_hold_every_filled_up_step(name):
     assert filled_up_requests(preset, sam) == most
 
 
-class SampledBy:
-    def forward(self, inside=lambda: None) -> None:
-        inside()
-
-    def __call__(self, *arguments, **named) -> None:
-        self.forward(*arguments, **named)
-
-
-def test_sampler_time_counts_nested_samplers_once(runner, monkeypatch):
-    runner.sampler, runner.rejection_sampler = SampledBy(), SampledBy()
-    runner.bind()
-    runner.bind()  # must not wrap samplers twice
-    runner.propose(a=[6])
-    clock = iter(range(0, 10**9, 10**6))  # each look at the clock takes 1 ms
-    with monkeypatch.context() as patched:
-        patched.setattr("time.perf_counter_ns", lambda: next(clock))
-        runner.rejection_sampler(inside=runner.sampler)
-        runner.sampler()
-    runner.propose(a=[7])
-    assert runner.proposer.drain()["steps"]["sampler_us"] == [0.0, 2000.0]
-
-
 @pytest.mark.parametrize(
     ("ahead", "begins_anywhere", "drafts"),
     [(False, True, True), (False, False, False), (True, True, False)],
