@@ -313,13 +313,8 @@ class SamProposer:
         if self._runner is None or self._late_binding is not None:
             return ""
         import vllm
-        from vllm.platforms import current_platform
 
-        if reason := why_synchronous(self._vllm_config, vllm.__version__):
-            return reason
-        if current_platform.is_cpu():
-            return "vLLM does so on a CPU"
-        return "the engine was started so, or the package's entry points are not installed"
+        return why_synchronous(self._vllm_config, vllm.__version__) or "vLLM decided so"
 
     def drain(self, going_on: Iterable[RequestIdentity] = ()) -> dict[str, Any] | None:
         """Return the record of ``DraftSession.drain``; None on ranks without a session."""
