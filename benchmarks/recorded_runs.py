@@ -20,7 +20,7 @@ from sam_rollout.telemetry.records import RunFolder
 
 # Column -> number of decimals to keep. Durations keep more decimals, because they are summed.
 DECIMALS = {
-    "time_s": 2, "start_s": 2, "end_s": 2, "duration_s": 4, "drafter_us": 0, "sampler_us": 0,
+    "time_s": 2, "start_s": 2, "end_s": 2, "duration_s": 4, "drafter_us": 0,
 }  # fmt: skip
 # Matches an absolute path inside a value, but neither the host in hdfs://data/x nor a part of a
 # longer path.

@@ -35,7 +35,6 @@ class EngineHooks:
 
     Attributes:
         graph_of: returns the kind of graph that a step would run in; `sam.pad_drafts` needs it.
-        sampler_us: returns the microseconds that the host spent in samplers since the last call.
         heard: returns the positions that the model scored since the last call, or None. The
             argument says whether the gate is open.
         made: returns a draft model's drafts for this step, or None. The drafts have the form of the
@@ -46,7 +45,6 @@ class EngineHooks:
     """
 
     graph_of: GraphOf = no_graphs
-    sampler_us: Callable[[], float] = lambda: 0.0
     heard: Callable[[bool], Scored | None] = lambda _open: None
     made: Callable[[], tuple[Int32Array, np.ndarray | None] | None] = lambda: None
     made_after: int = 1

@@ -3,7 +3,7 @@
 import logging
 import platform
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,15 +22,12 @@ class Bookkeeping:
     If `record` is false, steps are not recorded, and the caller need not call `drain`.
     """
 
-    def __init__(
-        self, limits: Limits, sources: Sequence[str], sampler_us: Callable[[], float], record: bool
-    ) -> None:
+    def __init__(self, limits: Limits, sources: Sequence[str], record: bool) -> None:
         self.failures = 0  # how often recording an engine step failed
         self.ledger = RequestLedger(limits, len(sources))
         self._k = limits.k
         self._places = [NAMES.index(name) for name in sources]
         self._notes: list[tuple[Any, ...]] = []
-        self._sampler_us = sampler_us
         self._record = record
 
     def follow(self, request_ids: list[str], live: Container[str]) -> list[str]:
@@ -53,11 +50,10 @@ class Bookkeeping:
         if self._record and not self.failures:
             try:
                 time_s, sums = time.monotonic(), self.ledger.step.tobytes()
-                sampler_us = self._sampler_us()
                 drafter_us = (time.perf_counter_ns() - started_ns) / 1000
                 is_open = budget > 0
                 self._notes.append(  # a tuple is the cheapest form of a note
-                    (time_s, is_open, budget, branches and is_open, drafter_us, sampler_us, sums)
+                    (time_s, is_open, budget, branches and is_open, drafter_us, sums)
                 )
             except Exception:
                 self.failures += 1
@@ -83,9 +79,7 @@ class Bookkeeping:
         notes, self._notes = self._notes, []
         if not notes:
             return {name: [] for name in ("noted_s", *NOTE_COLUMNS)}
-        noted_s, gate_open, budget, branches, drafter_us, sampler_us, verified = zip(
-            *notes, strict=True
-        )
+        noted_s, gate_open, budget, branches, drafter_us, verified = zip(*notes, strict=True)
         sums = np.frombuffer(b"".join(verified), np.int64).reshape(len(notes), -1)
         by_source = np.zeros((len(notes), 2, len(NAMES)), np.int64)
         last = sums[:, BY_PLACE + self._k :]
@@ -96,7 +90,6 @@ class Bookkeeping:
             "draft_budget": budget,
             "draft_trees": branches,
             "drafter_us": drafter_us,
-            "sampler_us": sampler_us,
             "draft_requests": sums[:, REQUESTS].tolist(),
             "draft_tokens": sums[:, TOKENS].tolist(),
             "accepted_tokens": sums[:, KEPT].tolist(),

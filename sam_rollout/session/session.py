@@ -96,7 +96,7 @@ class DraftSession:
         measures = config.gate.kind == "auto" and exchange is None
         price = ModelPrice(limits) if measures and {*names} > {"model"} else None
         self._made = MadeDrafts(config.sources.model, hooks, price)
-        self._books = Bookkeeping(limits, names, hooks.sampler_us, record)
+        self._books = Bookkeeping(limits, names, record)
         self._batch = self.drafter.batch  # still used for padding after the drafter has failed
         self._padding = functools.partial(
             DraftPadding, setting=config.pad_drafts, graph_of=hooks.graph_of, limits=limits

@@ -91,12 +91,6 @@ class DraftNote:
     accepted_per_source: Sequence[int] = column(
         _INTS, "accepted_tokens by source, in the same order", ()
     )
-    sampler_us: float | None = column(
-        pa.float32(),
-        "host time in the samplers of this step (see sam/sampler/time_us_per_step), us; null: no "
-        "drafter",
-        None,
-    )
 
 
 @dataclass(slots=True, kw_only=True)

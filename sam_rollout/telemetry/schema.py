@@ -165,11 +165,6 @@ _DRAFT = (
            "Tokens that only pad steps to captured graphs, not counted as drafted. If there are "
            "many, sam.pad_drafts may cost more than it saves."),
     *(replace(own, name=f"draft/{own.name}") for entry in SOURCES for own in entry.metrics),
-    Metric("sampler/time_us_per_step", "us",
-           "Host time in the engine's samplers per engine step; on an accelerator the time to "
-           "launch their kernels and to wait for the device. Compare it with "
-           "rollout_sampler=stock.", MEAN,
-           lambda r: ratio(r.sampler_us[r.has_drafter].sum(dtype=float), r.has_drafter.sum())),
 )  # fmt: skip
 
 _HEAD_TRAINING = (

@@ -33,6 +33,7 @@ from recipes.dapo_qwen3.synthetic_math import draw_problems, prompts_of
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, sources_of
 from sam_rollout.integrations.vllm.offline import offline_engine
 from sam_rollout.integrations.vllm_ascend.hooks import AscendLateBinding
+from sam_rollout.integrations.vllm_ascend.plugin import PATCHED_FLAG, RUNNER_MODULE
 from sam_rollout.sources.model import ModelSourceConfig
 from tests.ascend.conftest import MODEL
 from tests.integration.responses import (
@@ -190,8 +191,10 @@ def try_out(name: str) -> dict[str, Any]:
     with started(side) as llm:
         runner, scheduler = runner_of(llm), core_of(llm).scheduler
         found: dict[str, Any] = llm.collective_rpc("sam_bind")[0] | {
-            "runner": type(runner).__qualname__, "scheduler": type(scheduler).__name__
-        }  # fmt: skip
+            "runner": type(runner).__qualname__,
+            "scheduler": type(scheduler).__name__,
+            "patched": hasattr(sys.modules[RUNNER_MODULE], PATCHED_FLAG),
+        }
         if with_head:
             drafter, policy = runner.drafter.model, runner.model
             calls = failing(drafter, "forward", at=FAILS_AT if name == "head, fails" else 0)

@@ -2,12 +2,10 @@
 
 import copy
 import dataclasses
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-import vllm.v1.spec_decode.custom_class_proposer as custom_class
 from vllm.config import CUDAGraphMode
 from vllm.config.compilation import CompilationMode
 from vllm.sampling_params import SamplingParams
@@ -18,7 +16,6 @@ from sam_rollout.integrations.vllm.drafting.startup_check import WrongDrafterErr
 from sam_rollout.integrations.vllm.engine_settings import ENGINES_OWN_SAMPLER, engine_arguments
 from sam_rollout.integrations.vllm.sampling.samplers import installed_sampler
 from sam_rollout.integrations.vllm.worker import SamWorkerExtension
-from sam_rollout.integrations.vllm_ascend import hooks
 from tests.ascend.conftest import SAM
 from tests.ascend.steps import ToyEngine, same_draft_for_all, sampling_metadata
 from tests.ascend.test_sampling import IndependentRows, make_sampler
@@ -35,19 +32,6 @@ def worker_of(runner) -> SamWorkerExtension:
     worker = SamWorkerExtension()
     worker.model_runner, worker.vllm_config = runner, runner.vllm_config
     return worker
-
-
-def test_a_drafter_of_others_gets_what_the_runner_calls(vllm_config, monkeypatch, runner):
-    class Foreign:
-        def propose(self):
-            return []
-
-    monkeypatch.setattr(custom_class, "create_custom_proposer", lambda _config: Foreign())
-    config = SimpleNamespace(speculative_config=SimpleNamespace(model="foreign.Drafter"))
-    drafter = hooks.make_drafter(config, runner)
-    assert drafter.load_model("model") is drafter.dummy_run(num_tokens=1) is None
-    with pytest.raises(WrongDrafterError, match=r"asks for the drafter .*made a .*Foreign"):
-        hooks.make_drafter(vllm_config, runner)
 
 
 def test_the_engines_own_ngram_drafter_is_refused_where_ours_is_configured(

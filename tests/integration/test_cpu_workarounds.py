@@ -14,11 +14,7 @@ from functools import cache
 import pytest
 import torch
 
-from sam_rollout.integrations.vllm.cpu.cpu_workarounds import (
-    apply_cpu_workarounds,
-    expand_kernel_is_broken,
-    placeholders_are_accepted,
-)
+from sam_rollout.integrations.vllm.cpu.cpu_workarounds import apply_cpu_workarounds
 
 
 @pytest.fixture
@@ -41,9 +37,28 @@ def layer_utils():
     module.dispatch_cpu_unquantized_gemm = original
 
 
+def expand_kernel_is_broken(kernel) -> bool:
+    """Whether vLLM's `expand_kernel` fails to write floats."""
+    output = torch.full((3,), -1.0)
+    kernel(output, torch.tensor([0.5, 2.5]), torch.tensor([1, 3]), 0, 0)
+    return output.tolist() != [0.5, 2.5, 2.5]
+
+
+def placeholders_are_accepted(kernel) -> bool:
+    """Whether a rejection kernel may accept the placeholder -1 as a draft token."""
+    drafts = torch.tensor([[1, -1]])
+    output = torch.full((1, 3), -1)
+    target_probs, uniform = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([0.5, 0.5])
+    kernel(
+        output, torch.tensor([2]), drafts.view(-1), None, target_probs, torch.tensor([[1]]),
+        torch.tensor([0, 0]), uniform, torch.tensor([False]), 2, 2, NO_DRAFT_PROBS=True,
+    )  # fmt: skip
+    return output[0, 1].item() != 0
+
+
 KERNEL_BUGS = [
-    ("_expand_kernel_impl", expand_kernel_is_broken, "_expand"),
-    ("_rejection_random_sample_kernel_impl", placeholders_are_accepted, "_reject_placeholders"),
+    ("_expand_kernel_impl", expand_kernel_is_broken, "_expanding"),
+    ("_rejection_random_sample_kernel_impl", placeholders_are_accepted, "_rejecting_placeholders"),
 ]
 
 
@@ -53,7 +68,10 @@ def test_kernels_are_wrong_upstream_and_right_with_the_plugin(
 ):
     assert is_wrong(getattr(cpu_triton_utils, kernel)), f"fixed upstream: delete {workaround}"
     apply_cpu_workarounds()
-    assert not is_wrong(getattr(cpu_triton_utils, kernel))
+    replaced = getattr(cpu_triton_utils, kernel)
+    assert not is_wrong(replaced)
+    apply_cpu_workarounds()
+    assert getattr(cpu_triton_utils, kernel) is replaced
 
 
 def test_linear_layers_still_drop_their_weight_upstream(layer_utils):
@@ -80,8 +98,11 @@ from llvmlite.binding import ffi
 from vllm import envs
 from vllm.model_executor.layers import utils
 from sam_rollout.config import RolloutSamplerConfig, SamConfig
-from sam_rollout.integrations.vllm.cpu.cpu_workarounds import apply_cpu_workarounds, scan_breaks_on
+from sam_rollout.integrations.vllm.cpu.cpu_workarounds import apply_cpu_workarounds
 from sam_rollout.integrations.vllm.engine_settings import engine_arguments
+
+def scan_breaks_on(value):  # vLLM reads each value's `__dict__` as a dict
+    return hasattr(value, "__dict__") and not hasattr(value.__dict__, "get")
 
 arguments = engine_arguments(SamConfig(), RolloutSamplerConfig(kind=sys.argv[1]))
 engine = SimpleNamespace(additional_config=arguments["additional_config"])

@@ -317,7 +317,7 @@ def plain_answers(plain, answer) -> list[Any]:
     return answer(plain)
 
 
-@pytest.mark.parametrize("name", ["k = 8", "ahead, k = 8", "coupled_inversion"])
+@pytest.mark.parametrize("name", ["k = 8", "tree", "ahead, k = 8", "coupled_inversion"])
 def test_every_sampling_parameter_is_kept_by_drafts(name, start, engine_of, answer, plain_answers):
     if name in SIDES:
         engine, expected = engine_of(name), plain_answers

@@ -21,4 +21,6 @@ def register() -> None:
     if ascend.is_installed():  # vllm-ascend has its own drafter classes
         ascend.from_ascend("plugin:register")()
     else:
-        share_embeddings()
+        from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+
+        share_embeddings(SpecDecodeBaseProposer)

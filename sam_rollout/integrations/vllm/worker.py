@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sam_rollout.core.identity import RequestIdentity
-from sam_rollout.integrations.vllm.ascend import from_ascend, hooks_of
+from sam_rollout.integrations.vllm.ascend import hooks_of
 from sam_rollout.integrations.vllm.batch_invariance import is_in_force
 from sam_rollout.integrations.vllm.engine_settings import (
     ENGINES_OWN_SAMPLER,
@@ -27,9 +27,9 @@ class SamWorkerExtension:
     def sam_bind(self, record: bool = True) -> dict[str, Any]:
         """Install the samplers, connect the proposer, and report what is really running.
 
-        The report's keys are ``sampler`` (the installed kind), ``batch_invariant``, ``proposer``
-        (the drafter's class name, or None) and, in vllm-ascend, ``way_in``. If the drafter is ours,
-        the keys of ``SamProposer.describe()`` are added.
+        The report's keys are ``sampler`` (the installed kind), ``batch_invariant`` and ``proposer``
+        (the drafter's class name, or None). If the drafter is ours, the keys of
+        ``SamProposer.describe()`` are added.
         """
         from sam_rollout.integrations.vllm.drafting.proposer import is_output_rank
         from sam_rollout.integrations.vllm.second_runner.runner_choice import is_second_runner
@@ -45,13 +45,11 @@ class SamWorkerExtension:
             from sam_rollout.integrations.vllm.sampling import samplers as of_first_runner
 
             samplers = of_first_runner
-        report: dict[str, Any] = {}
         if hooks := hooks_of(runner):
             hooks.install_samplers(runner)
-            report["way_in"] = from_ascend("plugin:way_in")()
         elif sampler.kind != ENGINES_OWN_SAMPLER.kind:
             samplers.install_sampler(runner, sampler)
-        report |= {
+        report: dict[str, Any] = {
             "sampler": samplers.installed_sampler(runner),
             "batch_invariant": is_in_force(),
             "proposer": None,

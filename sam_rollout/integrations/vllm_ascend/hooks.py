@@ -7,13 +7,9 @@ of the runner's source, make the runner call the functions of this module.
 from typing import Any
 
 from sam_rollout.integrations.vllm.drafting.proposer import SamProposer, is_output_rank
-from sam_rollout.integrations.vllm.drafting.startup_check import WrongDrafterError
-from sam_rollout.integrations.vllm.engine_settings import PROPOSER_CLASS, has_settings, settings_of
+from sam_rollout.integrations.vllm.engine_settings import has_settings, settings_of
 from sam_rollout.integrations.vllm.scheduling.late_binding import LateBinding
 from sam_rollout.integrations.vllm_ascend.versions import is_supported, require_supported
-
-# NPUModelRunner calls these methods on every drafter, even if a drafter lacks them.
-CALLED_ON_EVERY_DRAFTER = ("load_model", "dummy_run")
 
 
 class AscendLateBinding(LateBinding):
@@ -41,29 +37,14 @@ def make_drafter(vllm_config: Any, runner: Any) -> Any:
 
     Raises:
         UnsupportedVersionError: The installed release of vllm-ascend is not supported.
-        WrongDrafterError: Our class was asked for, but vLLM made another one.
     """
-    asked = vllm_config.speculative_config.model
-    require_supported([f"speculative_config.model = {asked!r}"])
+    require_supported([f"speculative_config.model = {vllm_config.speculative_config.model!r}"])
     from vllm.v1.spec_decode.custom_class_proposer import create_custom_proposer
 
     drafter = create_custom_proposer(vllm_config)
     if isinstance(drafter, SamProposer):
         drafter.bind(runner, drafts_are_used=is_output_rank(), record=False)
-    elif asked == PROPOSER_CLASS:
-        made = f"{type(drafter).__module__}.{type(drafter).__qualname__}"
-        raise WrongDrafterError(
-            f"speculative_config.model asks for the drafter {PROPOSER_CLASS}, but vLLM made a "
-            f"{made}. Check the installed sam_rollout package and other plugins of vLLM."
-        )
-    for name in CALLED_ON_EVERY_DRAFTER:
-        if not hasattr(drafter, name):
-            setattr(drafter, name, _do_nothing)
     return drafter
-
-
-def _do_nothing(*_args: Any, **_kwargs: Any) -> None:
-    """Do nothing, in place of a method that a drafter lacks."""
 
 
 def propose_drafts(runner: Any, sampled_token_ids: list[list[int]]) -> list[list[int]]:

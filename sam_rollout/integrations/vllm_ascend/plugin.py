@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from sam_rollout.integrations.vllm.engine_settings import METHOD, has_settings, settings_of
-from sam_rollout.integrations.vllm.wrapping import is_wrapped, wrap_once
+from sam_rollout.integrations.vllm.wrapping import wrap_once
 from sam_rollout.integrations.vllm_ascend.versions import is_supported, require_supported
 
 RUNNER_MODULE = "vllm_ascend.worker.model_runner_v1"
@@ -72,16 +72,6 @@ def wrap(module: ModuleType) -> None:
         wrap_once(runner, "__init__", _then_install_samplers)
     else:
         wrap_once(runner, "__init__", _unless_asked_for_ours)
-
-
-def way_in() -> str | None:
-    """Return how the runner got our code: ``"patched"``, ``"plugin"``, or None if it has none."""
-    module = sys.modules.get(RUNNER_MODULE)
-    if module is None:
-        return None
-    if getattr(module, PATCHED_FLAG, False):
-        return "patched"
-    return "plugin" if is_wrapped(module.NPUModelRunner, "__init__") else None
 
 
 def _make_drafter(original: Any) -> Any:

@@ -27,7 +27,7 @@ def replica_zero() -> pa.Table:
             draft_requests=2, draft_tokens=6, accepted_tokens=3, accepted_per_position=(2, 1, 0),
             drafted_per_source=by_source(own=4, prompt=2),
             accepted_per_source=by_source(own=2, prompt=1),
-            gate_open=True, drafter_us=60.0, sampler_us=100.0,
+            gate_open=True, drafter_us=60.0,
         ),
         engine_step(
             time_s=5.0, duration_s=1.5, running=1, generation_tokens=2,
@@ -46,7 +46,7 @@ def replica_one() -> pa.Table:
         ),
         engine_step(
             replica=1, time_s=3.5, duration_s=0.5, running=2, generation_tokens=2, gate_open=True,
-            drafter_us=40.0, sampler_us=20.0,
+            drafter_us=40.0,
         ),
         engine_step(
             replica=1, time_s=4.0, duration_s=0.5, running=1, generation_tokens=1, gate_open=False,
@@ -74,7 +74,6 @@ def metrics():
         ("tail/share", 4 / 9),
         ("tail/tokens", 10),
         ("tail/time_per_token_ms", 400.0),
-        ("sampler/time_us_per_step", 120 / 7),
         ("bulk/time_s", 2.0),
         ("bulk/time_sum_s", 5.0),
         ("bulk/tokens", 9),

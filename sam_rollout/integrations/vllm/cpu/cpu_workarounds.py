@@ -35,9 +35,8 @@ def apply_cpu_workarounds() -> None:
     _survive_a_scan()
     import vllm.utils.cpu_triton_utils as kernels
 
-    if expand_kernel_is_broken(kernels._expand_kernel_impl):
-        _replace(kernels, "expand_kernel", _expand)
-    _reject_placeholders(kernels)
+    _replace(kernels, "expand_kernel", _expanding)
+    _replace(kernels, "rejection_random_sample_kernel", _rejecting_placeholders)
 
 
 def _keep_linear_weights() -> None:
@@ -115,84 +114,66 @@ def _round_tokens_alike() -> None:
     wrap_once(torch.cpu, "_is_amx_tile_supported", lambda _original: is_supported)
 
 
-def scan_breaks_on(value: object) -> bool:
-    """Whether vLLM would fail at this value while it searches all loaded modules for its kernels.
+def _survive_a_scan() -> None:
+    """Let vLLM search all loaded modules for its kernels.
 
     vLLM reads each value's ``__dict__``. The ``__dict__`` of llvmlite's library is not a dict.
     """
-    return hasattr(value, "__dict__") and not hasattr(value.__dict__, "get")
-
-
-def _survive_a_scan() -> None:
     from llvmlite.binding import ffi
 
-    if not scan_breaks_on(ffi.lib):
-        return
-    original = type(ffi.lib).__getattr__
+    def guarded(original: Any) -> Any:
+        def get(self: object, name: str) -> Any:
+            if name == "__dict__":
+                raise AttributeError(name)
+            return original(self, name)
 
-    def get(self: object, name: str) -> Any:
-        if name == "__dict__":
-            raise AttributeError(name)
-        return original(self, name)
+        return get
 
-    type(ffi.lib).__getattr__ = get
-
-
-def expand_kernel_is_broken(kernel: Callable[..., None]) -> bool:
-    """Whether vLLM's `expand_kernel` fails to write floats.
-
-    The kernel repeats each request's value for all tokens of the request. Its C++ fallback writes
-    into an int64 copy of the output, and the output keeps its old content. vLLM then uses this
-    content as the temperatures of draft tokens, so every speculative step at T > 0 samples garbage.
-    """
-    output = torch.full((3,), -1.0)
-    kernel(output, torch.tensor([0.5, 2.5]), torch.tensor([1, 3]), 0, 0)
-    return output.tolist() != [0.5, 2.5, 2.5]
+    wrap_once(type(ffi.lib), "__getattr__", guarded)
 
 
-def _replace(kernels: Any, name: str, implementation: Callable[..., None]) -> None:
+def _replace(kernels: Any, name: str, make: Callable[[Any], Any]) -> None:
     """Replace a kernel of vLLM's rejection sampler, even if vLLM has registered it already."""
     from vllm.triton_utils import dispatcher
 
-    setattr(kernels, f"_{name}_impl", implementation)
+    attribute = f"_{name}_impl"
+    if is_wrapped(kernels, attribute):
+        return
+    wrap_once(kernels, attribute, make)
     full_name = f"vllm.v1.sample.rejection_sampler.{name}"
     if full_name in dispatcher._registry:
-        dispatcher.register_kernels({full_name: implementation})
+        dispatcher.register_kernels({full_name: getattr(kernels, attribute)})
 
 
-def _expand(
-    output: torch.Tensor,  # [num_tokens]
-    values: torch.Tensor,  # [batch]
-    cu_num_tokens: torch.Tensor,  # [batch]
-    replace_from: float,
-    replace_to: float,
-    MAX_NUM_TOKENS: int | None = None,
-) -> None:
-    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).to(torch.int64)
-    if replace_from != replace_to:
-        values = values.masked_fill(values == replace_from, replace_to)
-    output.copy_(values.repeat_interleave(counts, output_size=len(output)))
+def _expanding(_original: Any) -> Any:
+    """Replace `expand_kernel`, which repeats each request's value for all tokens of the request.
 
-
-def placeholders_are_accepted(kernel: Callable[..., None]) -> bool:
-    """Whether a rejection kernel may accept the placeholder -1 as a draft token.
-
-    vLLM's scheduler pads drafts with -1. For -1, the C++ fallback reads another row's probability.
+    vLLM's C++ fallback writes into an int64 copy of a float output, and the output keeps its old
+    content. vLLM then uses this content as the temperatures of draft tokens, so every speculative
+    step at T > 0 samples garbage.
     """
-    drafts = torch.tensor([[1, -1]])
-    output = torch.full((1, 3), -1)
-    target_probs, uniform = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([0.5, 0.5])
-    kernel(
-        output, torch.tensor([2]), drafts.view(-1), None, target_probs, torch.tensor([[1]]),
-        torch.tensor([0, 0]), uniform, torch.tensor([False]), 2, 2, NO_DRAFT_PROBS=True,
-    )  # fmt: skip
-    return output[0, 1].item() != 0
+
+    def expand(
+        output: torch.Tensor,  # [num_tokens]
+        values: torch.Tensor,  # [batch]
+        cu_num_tokens: torch.Tensor,  # [batch]
+        replace_from: float,
+        replace_to: float,
+        MAX_NUM_TOKENS: int | None = None,
+    ) -> None:
+        counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).to(torch.int64)
+        if replace_from != replace_to:
+            values = values.masked_fill(values == replace_from, replace_to)
+        output.copy_(values.repeat_interleave(counts, output_size=len(output)))
+
+    return expand
 
 
-def _reject_placeholders(kernels: Any) -> None:
-    original = kernels._rejection_random_sample_kernel_impl
-    if not placeholders_are_accepted(original):
-        return
+def _rejecting_placeholders(original: Any) -> Any:
+    """Reject the placeholder -1, with which vLLM's scheduler pads drafts.
+
+    For -1, the C++ fallback reads another row's probability, and may accept the placeholder.
+    """
 
     def sample(
         output: torch.Tensor,
@@ -211,4 +192,4 @@ def _reject_placeholders(kernels: Any) -> None:
         given = (cu_num_drafts, drafts, draft_probs, target_probs, bonus, recovered, uniform)
         original(output, *given, *rest, **options)
 
-    _replace(kernels, "rejection_random_sample_kernel", sample)
+    return sample

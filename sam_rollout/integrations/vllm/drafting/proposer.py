@@ -19,7 +19,6 @@ from sam_rollout.integrations.vllm.drafting.scored_positions import ScoredPositi
 from sam_rollout.integrations.vllm.engine_settings import WITHOUT_DRAFTS_KEY, settings_of
 from sam_rollout.integrations.vllm.model_drafts.drafter_weights import read_again
 from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter
-from sam_rollout.integrations.vllm.sampling.sampler_clock import SamplerClock
 from sam_rollout.integrations.vllm.sampling.samplers import keeps_draws
 from sam_rollout.integrations.vllm.scheduling.dp_exchange import (
     DpExchange,
@@ -85,9 +84,17 @@ class RunnerRequests:
         sampling = self._runner.requests[request_id].sampling_params
         if (sampling.extra_args or {}).get(WITHOUT_DRAFTS_KEY):
             return False
-        if shape == "tree":  # grammars and thinking budgets read all draft tokens as one text
-            thinks = getattr(sampling, "thinking_token_budget", None) is not None
-            return sampling.structured_outputs is None and not thinks
+        if shape == "tree":  # each of these rules reads all draft tokens as one text
+            ruled = (
+                sampling.structured_outputs is not None
+                or getattr(sampling, "thinking_token_budget", None) is not None
+                or sampling.min_tokens > 0
+                or bool(sampling.bad_words)
+                or sampling.repetition_penalty != 1
+                or sampling.presence_penalty != 0
+                or sampling.frequency_penalty != 0
+            )
+            return not ruled
         return not self._no_grammars or sampling.structured_outputs is None
 
 
@@ -130,7 +137,9 @@ class SamProposer:
         self._why_no_trees = ""
 
     def load_model(self, *_args: Any, **_kwargs: Any) -> None:
-        """Do nothing; vLLM's runner for CPUs calls this method."""
+        """Do nothing; the runners for CPUs and NPUs call this method."""
+
+    dummy_run = load_model  # vllm-ascend's runner calls this method, too
 
     def bind(self, model_runner: Any, *, drafts_are_used: bool, record: bool) -> None:
         """Begin a session for the requests of a runner; the new session replaces an earlier one.
@@ -209,10 +218,6 @@ class SamProposer:
 
     def _new_session(self, record: bool) -> DraftSession:
         hooks: dict[str, Any] = {"verifies_trees": self._trees is not None}
-        if record:
-            clock = SamplerClock(self._runner)
-            self._attached.append(clock)
-            hooks["sampler_us"] = clock.take_us
         likeliest = self.config.sources.recycling.enabled
         drawn = self.config.sources.draws.enabled and keeps_draws(self._runner)
         if likeliest or drawn:
@@ -308,13 +313,8 @@ class SamProposer:
         if self._runner is None or self._late_binding is not None:
             return ""
         import vllm
-        from vllm.platforms import current_platform
 
-        if reason := why_synchronous(self._vllm_config, vllm.__version__):
-            return reason
-        if current_platform.is_cpu():
-            return "vLLM does so on a CPU"
-        return "the engine was started so, or the package's entry points are not installed"
+        return why_synchronous(self._vllm_config, vllm.__version__) or "vLLM decided so"
 
     def drain(self, going_on: Iterable[RequestIdentity] = ()) -> dict[str, Any] | None:
         """Return the record of ``DraftSession.drain``; None on ranks without a session."""

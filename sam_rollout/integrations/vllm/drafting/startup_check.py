@@ -55,8 +55,6 @@ def check_drafters(reports: Sequence[dict[str, Any]], config: SamConfig) -> str:
         line += f"; scheduled synchronously: {reason}"
     else:
         line += "; scheduled a step ahead"
-    if way_in := ours[0].get("way_in"):
-        line += f"; into vllm-ascend by {way_in}"
     return line
 
 

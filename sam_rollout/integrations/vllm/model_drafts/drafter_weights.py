@@ -15,18 +15,11 @@ _READ_AGAIN = ("draft_model", "medusa")  # for these methods, vLLM uses the poli
 _RANDOM = "dummy"  # load_format of engines that get their weights from a trainer
 
 
-def share_embeddings(loader: Any = None) -> None:
+def share_embeddings(loader: Any) -> None:
     """Let the draft heads of our engines share the policy's embedding; safe to call repeatedly.
 
-    Call this before graphs are captured. `loader` is the class that loads drafters; None stands for
-    vLLM's class.
+    Call this before graphs are captured. `loader` is the class that loads drafters.
     """
-    if loader is None:
-        try:
-            from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
-        except ImportError:  # some releases of vLLM lack this module
-            return
-        loader = SpecDecodeBaseProposer
     wrap_once(loader, "_maybe_share_embeddings", _sharing)
 
 

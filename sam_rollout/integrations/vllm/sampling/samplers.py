@@ -21,7 +21,6 @@ from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from sam_rollout.config import ConfigError, RolloutSamplerConfig
-from sam_rollout.integrations.vllm.engine_settings import MODEL_RUNNER_ENV
 from sam_rollout.integrations.vllm.sampling.keyed_rows import KeyedRows
 from sam_rollout.verification import (
     NO_TOKEN,
@@ -54,14 +53,7 @@ def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
     Raises:
         ConfigError: The engine's configuration needs something that our samplers lack.
     """
-    sampler: Any = getattr(model_runner, "sampler", None)
-    if not hasattr(sampler, "topk_topp_sampler"):
-        raise ConfigError(
-            "rollout_sampler.kind",
-            config.kind,
-            f"{type(model_runner).__module__} samples in another way; set "
-            f"{MODEL_RUNNER_ENV}=0 or use 'stock'",
-        )
+    sampler = model_runner.sampler
     if isinstance(sampler.topk_topp_sampler, KeyedTopKTopPSampler):
         return
     rows = KeyedRows(model_runner)

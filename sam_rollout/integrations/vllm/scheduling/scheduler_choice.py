@@ -57,15 +57,13 @@ def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
         "engines that share experts draft in the same step": steps_in_lockstep(vllm_config),
         "ranks that share a prompt would draft each for itself":
             getattr(parallel, "prefill_context_parallel_size", 1) > 1,
-        "states of linear attention depend on counts of drafts on the device": model.is_hybrid,
-        "positions of M-RoPE were not tried": model.uses_mrope,
-        "inputs are embedded before the drafts are known":
-            model.is_multimodal_model or model.enable_prompt_embeds,
         "experts are told for scheduled tokens, but late binding drops some of them":
             outputs.enable_return_routed_experts,
         "the engine was started with another scheduler_cls":
             vllm_config.scheduler_config.scheduler_cls not in ours,
-        "KV connectors were not tried": vllm_config.kv_transfer_config is not None,
+        "inputs other than text, and KV connectors, were not tried":
+            model.uses_mrope or model.is_multimodal_model or model.enable_prompt_embeds
+            or vllm_config.kv_transfer_config is not None,
     }  # fmt: skip
     return next((reason for reason, holds in reasons.items() if holds), "")
 

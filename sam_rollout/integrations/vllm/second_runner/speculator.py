@@ -93,7 +93,7 @@ class SamSpeculator(BaseSpeculator):
         slots = input_batch.idx_mapping_np[order]
         lengths = self._states.total_len.gpu.cpu().numpy()[slots]  # waits for the step's end
         sampled = num_sampled.cpu().numpy()[order]
-        texts = _on_host(self._states.all_token_ids)[:, : lengths.max()][slots]
+        texts = self._states.all_token_ids.gpu[:, : lengths.max()].cpu().numpy()[slots]
         request_ids = [input_batch.req_ids[row] for row in order]
         batch = session.step(request_ids, texts, lengths, sampled)
         self._offered = DraftTokenIds(request_ids, batch.to_lists())
@@ -132,14 +132,6 @@ def attach(runner: Any) -> None:
         add(scheduler_output)
 
     runner.finish_requests, runner.add_requests = finish_requests, add_requests
-
-
-def _on_host(tensor: Any) -> np.ndarray:
-    """Return the texts, int32[slots, max_model_len]."""
-    buffer = getattr(tensor, "_uva_buf", None)
-    if buffer is not None:
-        return buffer.np
-    return tensor.gpu.cpu().numpy()  # on a CPU this copies nothing
 
 
 class KeyedSampling:

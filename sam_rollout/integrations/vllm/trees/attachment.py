@@ -43,21 +43,21 @@ def why_no_trees(runner: Any, vllm_config: Any, config: SamConfig) -> str:
         return "ranks would have to agree on the shapes of trees"
     if vllm_config.kv_transfer_config is not None:
         return "a KV connector would take keys of tokens that are not accepted yet"
-    if vllm_config.cache_config.cache_dtype not in ("auto", "bfloat16", "float16", "float32"):
-        return f"a cache of type {vllm_config.cache_config.cache_dtype} was not tried"
-    if len(runner.kv_cache_config.kv_cache_groups) != 1 or getattr(runner, "uses_mrope", False):
-        return "layers of several kinds, or positions of several dimensions"
-    layers = attention_layers(runner)
     try:
         attention = _attention_of_device()
     except (ImportError, AttributeError) as error:
         return f"this release of vLLM lacks what trees need: {error}"
-    if {type(layer.impl) for layer in layers} != {attention.implementation}:
-        return "layers other than plain attention"
-    if {layer.impl.sliding_window for layer in layers} - {None, -1, (-1, -1)}:
-        return "attention in a sliding window"
-    if any(getattr(layer, "kv_sharing_target_layer_name", None) for layer in layers):
-        return "layers that share a cache"
+    layers = attention_layers(runner)
+    is_plain = (
+        vllm_config.cache_config.cache_dtype in ("auto", "bfloat16", "float16", "float32")
+        and len(runner.kv_cache_config.kv_cache_groups) == 1
+        and not getattr(runner, "uses_mrope", False)
+        and {type(layer.impl) for layer in layers} == {attention.implementation}
+        and {layer.impl.sliding_window for layer in layers} <= {None, -1, (-1, -1)}
+        and not any(getattr(layer, "kv_sharing_target_layer_name", None) for layer in layers)
+    )
+    if not is_plain:
+        return "layers or caches other than plain attention"
     if config.drafts_with_model and not attention.goes_with_model:
         return "a draft model would read the tokens of a tree as a chain"
     return attention.why_not(runner)

@@ -25,7 +25,6 @@ class StepTrees(NamedTuple):
 
     shapes: TreeShapes  # on the device
     parents: np.ndarray  # int64 [B, N], node that each draft token follows
-    depths: np.ndarray  # int64 [B, N]
     counts: np.ndarray  # int32 [B], numbers of draft tokens
     first: np.ndarray  # int32 [B], index of the last known token among the step's tokens
     branching: np.ndarray  # int64, rows whose draft tokens are not a chain
@@ -173,7 +172,7 @@ def trees_of(
     count = _shape(counts, kept, ends, kept_parents, *nodes, ancestors, branches, first, moved)
     parents, depths = torch.from_numpy(nodes).to(device, non_blocking=True).unbind()
     shapes = TreeShapes(parents, depths, torch.from_numpy(ancestors).to(device, non_blocking=True))
-    trees = StepTrees(shapes, nodes[0], nodes[1], counts, first, branches.nonzero()[0])
+    trees = StepTrees(shapes, nodes[0], counts, first, branches.nonzero()[0])
     return trees, moved[:, :count]
 
 

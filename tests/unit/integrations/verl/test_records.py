@@ -14,7 +14,7 @@ from sam_rollout.telemetry.records import DraftNote, RunFolder, RunInfo
 from tests.unit.integrations.vllm.engine_stats import progress, scheduler
 
 STEP, RESPONSES = 3, 4
-NOTE = DraftNote(gate_open=True, drafter_us=40.0, draft_budget=3, sampler_us=20.0)
+NOTE = DraftNote(gate_open=True, drafter_us=40.0, draft_budget=3)
 COUNTS = 2, 6, 1, 2, 3
 
 

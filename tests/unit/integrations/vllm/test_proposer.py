@@ -3,7 +3,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from vllm import SamplingParams
 from vllm.config import CUDAGraphMode
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -159,28 +161,6 @@ def test_a_presets_graphs_hold_every_filled_up_step(name):
     assert all(padding.applies(rows, gate_open=False) for rows in range(1, most + 1))
 
 
-class SampledBy:
-    def forward(self, inside=lambda: None) -> None:
-        inside()
-
-    def __call__(self, *arguments, **named) -> None:
-        self.forward(*arguments, **named)
-
-
-def test_sampler_time_counts_nested_samplers_once(runner, monkeypatch):
-    runner.sampler, runner.rejection_sampler = SampledBy(), SampledBy()
-    runner.bind()
-    runner.bind()  # must not wrap samplers twice
-    runner.propose(a=[6])
-    clock = iter(range(0, 10**9, 10**6))  # each look at the clock takes 1 ms
-    with monkeypatch.context() as patched:
-        patched.setattr("time.perf_counter_ns", lambda: next(clock))
-        runner.rejection_sampler(inside=runner.sampler)
-        runner.sampler()
-    runner.propose(a=[7])
-    assert runner.proposer.drain()["steps"]["sampler_us"] == [0.0, 2000.0]
-
-
 @pytest.mark.parametrize(
     ("ahead", "begins_anywhere", "drafts"),
     [(False, True, True), (False, False, False), (True, True, False)],
@@ -197,6 +177,31 @@ def test_a_grammar_has_no_drafts_that_it_would_not_see(ahead, begins_anywhere, d
     requests = RunnerRequests(SimpleNamespace(requests=asked, use_async_scheduling=ahead))
     assert requests.takes("with", "chain") == drafts
     assert requests.takes("without", "chain")
+
+
+RULES = [
+    {"repetition_penalty": 1.1},
+    {"presence_penalty": -0.5},
+    {"frequency_penalty": 0.5},
+    {"min_tokens": 3},
+    {"bad_words": ["no"]},
+    {"thinking_token_budget": 0},
+    {"structured_outputs": StructuredOutputsParams(regex="a")},
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: next(iter(rule)))
+def test_a_rule_that_reads_the_text_and_drafts_allows_no_trees(rule):
+    asked = {
+        name: SimpleNamespace(sampling_params=SamplingParams(**parameters))
+        for name, parameters in (
+            ("with", rule),
+            ("without", {"allowed_token_ids": [1], "top_k": 2}),
+        )
+    }
+    requests = RunnerRequests(SimpleNamespace(requests=asked))
+    assert requests.takes("with", "chain") and requests.takes("without", "chain")
+    assert not requests.takes("with", "tree") and requests.takes("without", "tree")
 
 
 NO_CPU_RUNNER = "this kind of model runner verifies chains"

@@ -32,7 +32,6 @@ def config(
             pipeline_parallel_size=1, data_parallel_size=1, enable_expert_parallel=False
         ),
         model_config=SimpleNamespace(
-            is_hybrid=False,
             is_moe=False,
             uses_mrope=False,
             is_multimodal_model=False,
@@ -68,10 +67,10 @@ def test_an_ordinary_engine_may(version):
             {"parallel_config__data_parallel_size": 2, "model_config__is_moe": True},
             "engines that share experts",
         ),
-        ({"model_config__is_hybrid": True}, "linear attention"),
-        ({"model_config__uses_mrope": True}, "M-RoPE"),
+        ({"model_config__uses_mrope": True}, "inputs other than text"),
         ({"kv_transfer_config": object()}, "KV connectors"),
-        ({"model_config__is_multimodal_model": True}, "embedded"),
+        ({"model_config__is_multimodal_model": True}, "inputs other than text"),
+        ({"model_config__enable_prompt_embeds": True}, "inputs other than text"),
         ({"model_config__enable_return_routed_experts": True}, "experts are told"),
         (
             {"aux_output_config": SimpleNamespace(enable_return_routed_experts=True)},

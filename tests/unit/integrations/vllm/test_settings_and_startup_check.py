@@ -49,7 +49,6 @@ NONE = {"proposer": None}
 FILLED_UP = {
     "padding": "every step of up to 8 requests",
     "why_synchronous": "not tried",
-    "way_in": "plugin",
 }
 
 
@@ -67,8 +66,7 @@ FILLED_UP = {
         (
             [OURS | FILLED_UP],
             ON,
-            "; filled up to k: every step of up to 8 requests; scheduled synchronously: not tried"
-            "; into vllm-ascend by plugin",
+            "; filled up to k: every step of up to 8 requests; scheduled synchronously: not tried",
         ),
         ([NGRAM], OFF, f"drafter {NGRAM['proposer']}, not ours (sam.enabled=false)"),
     ],

@@ -34,8 +34,8 @@ def drained(recorder, session_steps=None, split="train"):
 
 
 def note(*, gate_open: bool = True, drafter_us: float = 5.0, **columns) -> DraftNote:
-    default = {"draft_budget": 3 if gate_open else 0, "sampler_us": 50.0}
-    return DraftNote(gate_open=gate_open, drafter_us=drafter_us, **default | columns)
+    budget = 3 if gate_open else 0
+    return DraftNote(gate_open=gate_open, drafter_us=drafter_us, draft_budget=budget, **columns)
 
 
 def notes(*rows: tuple[float, DraftNote]) -> dict[str, list]:
@@ -142,7 +142,6 @@ def test_what_the_session_verified_counts_whatever_the_engine_says(clock):
     assert [row["drafted_per_source"] for row in rows] == [[0, 2, 0, 0], [], []]
     assert [row["gate_open"] for row in rows] == [True, False, False]
     assert [row["draft_budget"] for row in rows] == [3, 0, 0]
-    assert [row["sampler_us"] for row in rows] == [50.0, None, 50.0]
 
 
 @pytest.mark.parametrize("booted_earlier_s", [-1e6, 1e6])

@@ -10,7 +10,6 @@ from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.integrations.vllm.trees.cpu_attention import _paths
 from sam_rollout.integrations.vllm.trees.drafter_inputs import DrafterInputs
 from sam_rollout.integrations.vllm.trees.step_trees import TreeKeeper
-from sam_rollout.integrations.vllm.trees.tree_sampler import TreeRejectionSampler
 
 
 @st.composite
@@ -66,7 +65,7 @@ def test_tokens_of_a_tree_stand_as_deep_in_the_text_as_in_the_tree():
     runner, keeper = step_of([BRANCHES, CHAIN], [4, 2])
     assert runner.positions.tolist() == [10, 11, 12, 12, 13, 20, 21, 22]
     step = keeper.step
-    assert step.depths[0].tolist() == [1, 2, 2, 3] and step.branching.tolist() == [0]
+    assert step.shapes.depths[0].tolist() == [1, 2, 2, 3] and step.branching.tolist() == [0]
     assert step.row_parents.tolist() == [-1, 0, 1, 1, 3, -1, 0, 1]
     assert step.row_parents.dtype == np.int32
     assert step.shapes.ancestors[0, 3].tolist() == [True, False, True, True]
@@ -77,15 +76,6 @@ def test_what_the_scheduler_has_cut_to_a_chain_is_no_tree():
     runner, keeper = step_of([BRANCHES, CHAIN], [2, 1])
     assert keeper.step is None
     assert runner.positions.tolist() == [10, 11, 12, 20, 21]
-
-
-def test_each_token_has_its_own_text_before_it_where_rules_read_texts():
-    _, keeper = step_of([BRANCHES, CHAIN], [4, 2])
-    sampler = TreeRejectionSampler.__new__(TreeRejectionSampler)
-    torch.nn.Module.__init__(sampler)
-    sampler._keeper, sampler._all_drafts = keeper, [[1, 2, 3, 4], [5, 6], [], []]
-    found = sampler._combine_outputs_with_spec_tokens([[8], [9]], [[], [], [], []])
-    assert found == [[8], [8, 1], [8, 1, 2], [8, 1, 3], [9], [9, 5]]
 
 
 def test_a_model_that_drafts_reads_accepted_tokens_first():
