@@ -106,7 +106,7 @@ def try_the_kernel_for_gpus():
 
     for vocabulary in SIZES:
         for rows in ROWS.values():
-            assert_draws(draw_on_cuda, rows(12, vocabulary), bits(12))
+            assert_draws(draw_on_cuda, rows(5, vocabulary), bits(5))  # the interpreter is slow
     for value in BROKEN:
         assert_broken_rows_harm_nobody(draw_on_cuda, value)
 
