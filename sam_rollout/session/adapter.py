@@ -8,7 +8,7 @@ import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.core.identity import RequestIdentity
-from sam_rollout.session.padding import GraphOf, no_graphs
+from sam_rollout.session.padding import NO_GRAPH, GraphOf
 from sam_rollout.sources.contract import Scored
 
 
@@ -44,7 +44,7 @@ class EngineHooks:
         verifies_trees: whether the engine can verify draft trees; if not, it gets chains only.
     """
 
-    graph_of: GraphOf = no_graphs
+    graph_of: GraphOf = lambda _tokens, _uniform: NO_GRAPH
     heard: Callable[[bool], Scored | None] = lambda _open: None
     made: Callable[[], tuple[Int32Array, np.ndarray | None] | None] = lambda: None
     made_after: int = 1

@@ -362,7 +362,6 @@ class DraftSession:
         totals = {
             **totals,
             "draft/failures": self.failures,
-            "draft/record_failures": self._books.failures,
             "draft/exchange_failures": self.exchange_failures,
         }
         since = {name: value - self._drained.get(name, 0) for name, value in totals.items()}
