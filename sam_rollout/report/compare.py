@@ -143,7 +143,7 @@ class Comparison(Both):
     @property
     def labels(self) -> tuple[str, str]:
         """The labels of both sides, such as "sam=off" and "sam=on"."""
-        return self.base[0].label, self.sam[0].label
+        return self.base[0].start.label, self.sam[0].start.label
 
     @property
     def noise(self) -> str:
@@ -203,7 +203,8 @@ def compare_folders(base: Folders, sam: Folders, skip_first: int = 0) -> Compari
             f"{len(skipped)} skipped"
         )
     case = fairness.Case(base_runs, sam_runs, steps)
-    kinds = (*QUANTITIES, *map(_held_out, held_out_names(case.names())))
+    columns = set.intersection(*(set(run.steps.columns) for run in runs))
+    kinds = (*QUANTITIES, *map(_held_out, held_out_names(columns)))
     findings = fairness.findings(case)
     return Comparison(
         base=base_runs,
@@ -249,8 +250,8 @@ def _spread(values: np.ndarray) -> Spread:
 
 
 def _facts(run: Run) -> dict[str, Any]:
-    own = {"path": str(run.path), "label": run.label, "training_steps": run.training_steps}
-    described = ("started_at", "versions", "seeds", "host")
+    own = {"path": str(run.path), "training_steps": run.training_steps}
+    described = ("label", "started_at", "versions", "seeds", "host")
     start = {name: getattr(run.start, name) for name in described}
     return {**own, **start, "problems": run.problems}
 

@@ -132,7 +132,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     for sentence in sentences(comparison):
         say(sentence, "bold")
     for run in comparison.runs:
-        say(f"{run.name:<4} {run.label}: {run.path}")
+        say(f"{run.name:<4} {run.start.label}: {run.path}")
     say(_steps_line(comparison))
     text, style = VERDICTS[comparison.fair]
     if comparison.caveat:

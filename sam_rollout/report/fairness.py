@@ -105,7 +105,7 @@ def drafts(case: Case) -> _Found:
         yield UNFAIR, f"BASE verified {base:.0f} draft tokens"
     if sam == 0:
         # With sam=matched, the gate never opens, because such a run measures the cost of our code.
-        meant = all(run.label == "sam=matched" for run in case.sam)
+        meant = all(run.start.label == "sam=matched" for run in case.sam)
         yield NOTE if meant else UNFAIR, "SAM verified no draft token"
     if np.isnan([base, sam]).any():
         yield UNKNOWN, "whether drafts were verified is not recorded on both sides"

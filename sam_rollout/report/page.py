@@ -1,4 +1,4 @@
-"""Writes a comparison as an HTML file, which has interactive charts and needs no network."""
+"""Renders a comparison as an HTML page, which has interactive charts and needs no network."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,11 +13,6 @@ from sam_rollout.report.panels import SECTIONS
 from sam_rollout.report.verdict_sentences import sentences
 
 TEMPLATES = Path(__file__).parent / "templates"
-
-
-def write_page(comparison: Comparison, path: str | Path) -> None:
-    """Write the page of a comparison."""
-    Path(path).write_text(render_page(comparison), encoding="utf-8")
 
 
 def render_page(comparison: Comparison) -> str:

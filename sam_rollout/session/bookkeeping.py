@@ -2,7 +2,7 @@
 
 import platform
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,13 +24,6 @@ class Bookkeeping:
         self._places = [NAMES.index(name) for name in sources]
         self._notes: list[tuple[Any, ...]] = []
         self._record = record
-
-    def follow(self, request_ids: list[str], live: Container[str]) -> list[str]:
-        """Register the requests of a changed batch; return the requests that have ended."""
-        ended = self.ledger.follow(request_ids, live)
-        if not self._record:
-            self.ledger.drain()  # otherwise the ledger would keep totals of ended requests
-        return ended
 
     def end(
         self, started_ns: int, offered: np.ndarray | None, budget: int, *, branches: bool = False
