@@ -52,9 +52,9 @@ def compare(
             plot_comparison(comparison, picture)
         shared.write_json(json_path, comparison.to_dict(), indent=2)
         if html is not None:
-            from sam_rollout.report.page import render_page
+            from sam_rollout.report.page import write_page
 
-            html.write_text(render_page(comparison), encoding="utf-8")
+            write_page(comparison, html)
         # Printing comes last, because it fails if the reader has closed the pipe.
         print_comparison(comparison, shared.wide_console())
 

@@ -115,8 +115,8 @@ class Comparison(Both):
 
     skipped: list[int]
     findings: list[Finding]
-    times: list[TimeRow]
-    quantities: list[QuantityRow]
+    times: dict[str, TimeRow]  # by key, without times that a run lacks
+    quantities: dict[str, QuantityRow]  # likewise
     lossless: Losslessness
 
     @property
@@ -151,14 +151,6 @@ class Comparison(Both):
         several = min(len(self.base), len(self.sam)) > 1
         return "between and within runs" if several else "within runs"
 
-    def time(self, key: str) -> TimeRow | None:
-        """Return the row for the time that has this key; None if a run lacks the metric."""
-        return next((row for row in self.times if row.key == key), None)
-
-    def quantity(self, key: str) -> QuantityRow | None:
-        """Return the row for the quantity that has this key; None if a run lacks the metric."""
-        return next((row for row in self.quantities if row.key == key), None)
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; values that are not finite become None."""
         return measured(
@@ -173,8 +165,8 @@ class Comparison(Both):
                 "sam": [_facts(run) for run in self.sam],
                 "steps": self.steps,
                 "skipped": self.skipped,
-                "times": [asdict(row) for row in self.times],
-                "quantities": [asdict(row) for row in self.quantities],
+                "times": [asdict(row) for row in self.times.values()],
+                "quantities": [asdict(row) for row in self.quantities.values()],
                 "lossless": asdict(self.lossless),
             }
         )
@@ -212,8 +204,8 @@ def compare_folders(base: Folders, sam: Folders, skip_first: int = 0) -> Compari
         steps=steps,
         skipped=skipped,
         findings=sorted(findings, key=lambda one: fairness.SEVERITIES.index(one.severity)),
-        times=[row for kind in TIMES if (row := _time_row(kind, case))],
-        quantities=[found for kind in kinds if (found := _quantity_row(kind, case))],
+        times={row.key: row for kind in TIMES if (row := _time_row(kind, case))},
+        quantities={one.key: one for kind in kinds if (one := _quantity_row(kind, case))},
         lossless=case.lossless,
     )
 

@@ -116,8 +116,7 @@ def repeats(case: Case) -> _Found:
     for side, runs in (("BASE", case.base), ("SAM", case.sam)):
         for one, other in pairwise(runs):
             for found in _differing(one, other, (one.name, other.name), repeats=True):
-                text = f"repeats of {side} differ: {found.text}"
-                yield found.severity, text
+                yield found.severity, f"repeats of {side} differ: {found.text}"
 
 
 def descriptions(case: Case) -> _Found:
@@ -139,8 +138,7 @@ def seeds(case: Case) -> _Found:
     for name in sorted({name for side in known for own in side for name in own}):
         base, sam = (sorted({str(own.get(name, ABSENT)) for own in side}) for side in known)
         if base != sam:
-            text = f"seeds {name}: {', '.join(base)} in BASE, {', '.join(sam)} in SAM"
-            yield UNFAIR, text
+            yield UNFAIR, f"seeds {name}: {', '.join(base)} in BASE, {', '.join(sam)} in SAM"
 
 
 def resumed(case: Case) -> _Found:

@@ -1,4 +1,4 @@
-"""Renders a comparison as an HTML page, which has interactive charts and needs no network."""
+"""Writes a comparison as an HTML file, which has interactive charts and needs no network."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +15,11 @@ from sam_rollout.report.verdict_sentences import sentences
 TEMPLATES = Path(__file__).parent / "templates"
 
 
+def write_page(comparison: Comparison, path: str | Path) -> None:
+    """Write the page of a comparison."""
+    Path(path).write_text(render_page(comparison), encoding="utf-8")
+
+
 def render_page(comparison: Comparison) -> str:
     """Return the page of a comparison as HTML."""
     environment = Environment(
@@ -28,7 +33,7 @@ def render_page(comparison: Comparison) -> str:
     return environment.get_template("compare.html.j2").render(
         comparison=comparison,
         sentences=sentences(comparison),
-        tiles=[row for key in ("rollout", "tail", "step") if (row := comparison.time(key))],
+        tiles=[row for key in ("rollout", "tail", "step") if (row := comparison.times.get(key))],
         tables=tables(comparison),
         sections=SECTIONS,
         charts=page_charts.charts(comparison),

@@ -96,7 +96,7 @@ def sides(comparison: Comparison, names: Sequence[str] = ("BASE", "SAM")) -> lis
 
 def heading(comparison: Comparison, panel: Panel) -> tuple[str, list[str]]:
     """Return a panel's result in words, and lines that give the numbers."""
-    time, quantity = comparison.time(panel.row), comparison.quantity(panel.row)
+    time, quantity = comparison.times.get(panel.row), comparison.quantities.get(panel.row)
     gain = time and (time.equal_tokens if panel.row == "tail" else time.raw)
     if time and gain:
         faster, saved = gain.speed_up_minus_one, gain.time_saved

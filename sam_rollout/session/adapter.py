@@ -20,10 +20,7 @@ class Requests(Protocol):
         """Ids of all requests that have not ended, preempted ones included."""
 
     def identity(self, request_id: str) -> RequestIdentity | None:
-        """Return a live request's identity.
-
-        Called when the request joins a batch, if a source needs identities.
-        """
+        """Return the identity of a live request that joins a batch, if a source needs it."""
 
     def takes(self, request_id: str, shape: str) -> bool:
         """Return whether a live request may have drafts of a shape (chain or tree)."""

@@ -63,10 +63,7 @@ class RequestLedger:
         return ended
 
     def book(self, verified: Verified, *, drafted: bool) -> None:
-        """Add a step to the totals.
-
-        `drafted` says whether the step verified draft or padding tokens.
-        """
+        """Add a step to the totals; `drafted` says if it verified draft or padding tokens."""
         if not (drafted or self._anything_offered):
             self.step.fill(0)
             return

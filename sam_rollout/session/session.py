@@ -308,10 +308,7 @@ class DraftSession:
         return []
 
     def pause(self, paused: bool) -> None:
-        """Begin or end a phase without drafting and without recording.
-
-        Called while no request runs.
-        """
+        """Begin or end a phase without drafts and records; called while no request runs."""
         self.settle()
         self._paused, self.wants_drafts = paused, False
         self._heard(False)

@@ -58,10 +58,7 @@ _END = (_FLOAT, "unix time of the last token, s")
 
 @dataclass(slots=True, kw_only=True)
 class DraftNote:
-    """The part of a `StepRecord` that a draft session writes.
-
-    Without a session, the fields keep their defaults.
-    """
+    """The part of a `StepRecord` that a draft session writes; without one, the defaults stay."""
 
     draft_requests: int = column(_INT, "requests whose drafts were verified in this step", 0)
     draft_tokens: int = column(_INT, "draft tokens verified", 0)

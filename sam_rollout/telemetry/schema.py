@@ -20,9 +20,7 @@ from sam_rollout.telemetry.records import SCHEMA_VERSION, VERSION_METRIC
 from sam_rollout.telemetry.sentinel import FINDINGS
 from sam_rollout.telemetry.tables import ratio
 
-__all__ = ["GROUPS", "METRICS", "PREFIXES", "declared", "named"]
-
-PREFIXES = {"train": "sam", "val": "sam_val"}  # first part of a metric's name, by split
+__all__ = ["GROUPS", "METRICS", "declared", "named"]
 
 GROUPS = {
     "engine": "The rollout as a whole, with and without drafts.",
@@ -301,5 +299,6 @@ def declared(name: str) -> Metric | None:
 
 def named(split: str, values: Mapping[str, float]) -> dict[str, float]:
     """Replace short names by full names of a split's metrics; drop values of unknown metrics."""
-    full = {f"{PREFIXES[split]}/{name}": value for name, value in values.items()}
+    prefix = {"train": "sam", "val": "sam_val"}[split]
+    full = {f"{prefix}/{name}": value for name, value in values.items()}
     return {name: value for name, value in full.items() if declared(name)}
