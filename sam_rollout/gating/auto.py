@@ -358,7 +358,7 @@ class AutoGate(Gate):
             has_enough = known.rows >= LOOK_ROWS and trials.fresh is None
             fresh = Supply(self._calibrations[shape]) if has_enough else trials.fresh
             trials.begin(self._steps, fresh)
-        trials.count(self._decided_for * self._may_draft[shape])
+        trials.rows += self._decided_for * self._may_draft[shape]
         return level
 
     def _accepted(self, level: int) -> float:

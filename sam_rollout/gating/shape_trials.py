@@ -18,9 +18,8 @@ class ShapeTrials:
 
     def __init__(self) -> None:
         self._begun_at, self._again = 0, _AGAIN
-        # How many requests took part in this series. Only requests that may have drafts of the
-        # tried shape are counted.
-        self._rows = 0.0
+        # How many requests that may have drafts of the tried shape took part in this series.
+        self.rows = 0.0
         # The offers found in this series. They replace the shape's earlier offers once they come
         # from `LOOK_ROWS` requests. If this is None, new offers are added to the earlier offers.
         self.fresh: Supply | None = None
@@ -31,7 +30,7 @@ class ShapeTrials:
         `known` holds the shape's earlier offers; it is used only if the series adds to them.
         """
         told = self.fresh or known
-        return told.rows >= LOOK_ROWS or self._rows >= _MOST_ROWS
+        return told.rows >= LOOK_ROWS or self.rows >= _MOST_ROWS
 
     def is_due(self, step: int) -> bool:
         """Return whether the next series may begin."""
@@ -39,15 +38,8 @@ class ShapeTrials:
 
     def begin(self, step: int, fresh: Supply | None) -> None:
         """Begin a series; its offers go to `fresh` or, if that is None, to the earlier offers."""
-        self._begun_at, self._rows, self.fresh = step, 0, fresh
+        self._begun_at, self.rows, self.fresh = step, 0, fresh
         self._again = min(2 * self._again, _AT_LEAST_EVERY)
-
-    def count(self, rows: float) -> None:
-        """Count a trial.
-
-        `rows` is the number of its requests that may have drafts of the tried shape.
-        """
-        self._rows += rows
 
     def changed(self, step: int) -> None:
         """Use the shortest wait for the next series, because the shape in use has changed."""

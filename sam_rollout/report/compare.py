@@ -115,8 +115,8 @@ class Comparison(Both):
 
     skipped: list[int]
     findings: list[Finding]
-    times: list[TimeRow]
-    quantities: list[QuantityRow]
+    times: dict[str, TimeRow]  # by key, without times that a run lacks
+    quantities: dict[str, QuantityRow]  # likewise
     lossless: Losslessness
 
     @property
@@ -143,21 +143,13 @@ class Comparison(Both):
     @property
     def labels(self) -> tuple[str, str]:
         """The labels of both sides, such as "sam=off" and "sam=on"."""
-        return self.base[0].label, self.sam[0].label
+        return self.base[0].start.label, self.sam[0].start.label
 
     @property
     def noise(self) -> str:
         """The kind of noise that the 95 % intervals cover."""
         several = min(len(self.base), len(self.sam)) > 1
         return "between and within runs" if several else "within runs"
-
-    def time(self, key: str) -> TimeRow | None:
-        """Return the row for the time that has this key; None if a run lacks the metric."""
-        return next((row for row in self.times if row.key == key), None)
-
-    def quantity(self, key: str) -> QuantityRow | None:
-        """Return the row for the quantity that has this key; None if a run lacks the metric."""
-        return next((row for row in self.quantities if row.key == key), None)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; values that are not finite become None."""
@@ -173,8 +165,8 @@ class Comparison(Both):
                 "sam": [_facts(run) for run in self.sam],
                 "steps": self.steps,
                 "skipped": self.skipped,
-                "times": [asdict(row) for row in self.times],
-                "quantities": [asdict(row) for row in self.quantities],
+                "times": [asdict(row) for row in self.times.values()],
+                "quantities": [asdict(row) for row in self.quantities.values()],
                 "lossless": asdict(self.lossless),
             }
         )
@@ -203,7 +195,8 @@ def compare_folders(base: Folders, sam: Folders, skip_first: int = 0) -> Compari
             f"{len(skipped)} skipped"
         )
     case = fairness.Case(base_runs, sam_runs, steps)
-    kinds = (*QUANTITIES, *map(_held_out, held_out_names(case.names())))
+    columns = set.intersection(*(set(run.steps.columns) for run in runs))
+    kinds = (*QUANTITIES, *map(_held_out, held_out_names(columns)))
     findings = fairness.findings(case)
     return Comparison(
         base=base_runs,
@@ -211,8 +204,8 @@ def compare_folders(base: Folders, sam: Folders, skip_first: int = 0) -> Compari
         steps=steps,
         skipped=skipped,
         findings=sorted(findings, key=lambda one: fairness.SEVERITIES.index(one.severity)),
-        times=[row for kind in TIMES if (row := _time_row(kind, case))],
-        quantities=[found for kind in kinds if (found := _quantity_row(kind, case))],
+        times={row.key: row for kind in TIMES if (row := _time_row(kind, case))},
+        quantities={one.key: one for kind in kinds if (one := _quantity_row(kind, case))},
         lossless=case.lossless,
     )
 
@@ -249,8 +242,8 @@ def _spread(values: np.ndarray) -> Spread:
 
 
 def _facts(run: Run) -> dict[str, Any]:
-    own = {"path": str(run.path), "label": run.label, "training_steps": run.training_steps}
-    described = ("started_at", "versions", "seeds", "host")
+    own = {"path": str(run.path), "training_steps": run.training_steps}
+    described = ("label", "started_at", "versions", "seeds", "host")
     start = {name: getattr(run.start, name) for name in described}
     return {**own, **start, "problems": run.problems}
 

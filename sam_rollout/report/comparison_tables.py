@@ -36,7 +36,7 @@ def tables(comparison: Comparison) -> dict[str, Table]:
             [
                 (row.title, number(row.base.per_step), number(row.sam.per_step))
                 + (*_gain(row.raw), *_gain(row.equal_tokens))
-                for row in comparison.times
+                for row in comparison.times.values()
             ],
             "Means over steps and runs. Gain = BASE / SAM - 1 (the form of published results); "
             "time saved = 1 - SAM / BASE; both from sums over the steps. Equal tokens: time per "
@@ -68,7 +68,7 @@ def tables(comparison: Comparison) -> dict[str, Table]:
                     row.title, _spread(row.base), _spread(row.sam),
                     f"{number(row.difference.value, '+')}{interval(row.difference, 1, '+.3g')}",
                 )
-                for row in comparison.quantities
+                for row in comparison.quantities.values()
             ],
         ),
     }  # fmt: skip
@@ -132,7 +132,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     for sentence in sentences(comparison):
         say(sentence, "bold")
     for run in comparison.runs:
-        say(f"{run.name:<4} {run.label}: {run.path}")
+        say(f"{run.name:<4} {run.start.label}: {run.path}")
     say(_steps_line(comparison))
     text, style = VERDICTS[comparison.fair]
     if comparison.caveat:
@@ -144,7 +144,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     for name, table in tables(comparison).items():
         print_table(table, console)
         if name == "gains":
-            metrics = ", ".join(f"{row.title} = {row.metric}" for row in comparison.times)
+            metrics = ", ".join(f"{row.title} = {row.metric}" for row in comparison.times.values())
             say(f"Metrics: {metrics}.", "dim")
 
 

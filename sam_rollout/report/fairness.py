@@ -105,7 +105,7 @@ def drafts(case: Case) -> _Found:
         yield UNFAIR, f"BASE verified {base:.0f} draft tokens"
     if sam == 0:
         # With sam=matched, the gate never opens, because such a run measures the cost of our code.
-        meant = all(run.label == "sam=matched" for run in case.sam)
+        meant = all(run.start.label == "sam=matched" for run in case.sam)
         yield NOTE if meant else UNFAIR, "SAM verified no draft token"
     if np.isnan([base, sam]).any():
         yield UNKNOWN, "whether drafts were verified is not recorded on both sides"
@@ -116,8 +116,7 @@ def repeats(case: Case) -> _Found:
     for side, runs in (("BASE", case.base), ("SAM", case.sam)):
         for one, other in pairwise(runs):
             for found in _differing(one, other, (one.name, other.name), repeats=True):
-                text = f"repeats of {side} differ: {found.text}"
-                yield found.severity, text
+                yield found.severity, f"repeats of {side} differ: {found.text}"
 
 
 def descriptions(case: Case) -> _Found:
@@ -139,8 +138,7 @@ def seeds(case: Case) -> _Found:
     for name in sorted({name for side in known for own in side for name in own}):
         base, sam = (sorted({str(own.get(name, ABSENT)) for own in side}) for side in known)
         if base != sam:
-            text = f"seeds {name}: {', '.join(base)} in BASE, {', '.join(sam)} in SAM"
-            yield UNFAIR, text
+            yield UNFAIR, f"seeds {name}: {', '.join(base)} in BASE, {', '.join(sam)} in SAM"
 
 
 def resumed(case: Case) -> _Found:

@@ -33,7 +33,7 @@ def render_page(comparison: Comparison) -> str:
     return environment.get_template("compare.html.j2").render(
         comparison=comparison,
         sentences=sentences(comparison),
-        tiles=[row for key in ("rollout", "tail", "step") if (row := comparison.time(key))],
+        tiles=[row for key in ("rollout", "tail", "step") if (row := comparison.times.get(key))],
         tables=tables(comparison),
         sections=SECTIONS,
         charts=page_charts.charts(comparison),

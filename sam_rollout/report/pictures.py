@@ -96,7 +96,7 @@ def sides(comparison: Comparison, names: Sequence[str] = ("BASE", "SAM")) -> lis
 
 def heading(comparison: Comparison, panel: Panel) -> tuple[str, list[str]]:
     """Return a panel's result in words, and lines that give the numbers."""
-    time, quantity = comparison.time(panel.row), comparison.quantity(panel.row)
+    time, quantity = comparison.times.get(panel.row), comparison.quantities.get(panel.row)
     gain = time and (time.equal_tokens if panel.row == "tail" else time.raw)
     if time and gain:
         faster, saved = gain.speed_up_minus_one, gain.time_saved
@@ -107,7 +107,7 @@ def heading(comparison: Comparison, panel: Panel) -> tuple[str, list[str]]:
             f"speed-up - 1{per} = {faster.value:.1%}{interval(faster, 100, '.1f')}",
             f"time saved{per} = {saved.value:.1%}{interval(saved, 100, '.1f')}",
         ]
-        return f"{_capital(time.title)}: {seen}", details
+        return f"{time.title.capitalize()}: {seen}", details
     if quantity:
         found = quantity.difference
         seen = "SAM higher" if found.value > 0 else "SAM lower"
@@ -119,12 +119,8 @@ def heading(comparison: Comparison, panel: Panel) -> tuple[str, list[str]]:
             f"medians {number(quantity.base.median)} and {number(quantity.sam.median)}",
             f"mean of SAM - BASE {found.value:+.3g}{interval(found, 1, '.3g')}",
         ]
-        return f"{_capital(quantity.title.partition(',')[0])}: {seen}", details
+        return f"{quantity.title.partition(',')[0].capitalize()}: {seen}", details
     return panel.title, ["not recorded on both sides"]
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
 
 
 def _title(axis: Axes, headline: str, details: Sequence[str]) -> None:

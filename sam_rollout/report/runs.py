@@ -35,19 +35,10 @@ class Run:
         idle = self.steps.columns.astype(str).str.match("val-|sam_val/|training/global_step$")
         return list(self.steps.index[self.steps.loc[:, ~idle].notna().any(axis=1)])
 
-    def values(self, name: str, steps: list[int]) -> pd.Series:
-        """Return a metric's values in `steps`; missing values are NaN."""
-        return self.steps.reindex(index=steps, columns=[name])[name]
-
     @property
     def start(self) -> RunInfo:
         """The description of the first start."""
         return self.starts[0]
-
-    @property
-    def label(self) -> str:
-        """The run's label, such as "sam=on"."""
-        return self.start.label
 
     @cached_property
     def requests(self) -> pd.DataFrame:
@@ -136,20 +127,16 @@ class Both:
         """The runs of BASE, followed by the runs of SAM."""
         return [*self.base, *self.sam]
 
-    def names(self) -> set[str]:
-        """Return the metrics that every run has."""
-        return set.intersection(*(set(run.steps.columns) for run in self.runs))
-
     def first(self, names: Sequence[str]) -> str | None:
         """Return the first metric in `names` that has values of all runs in at least one step."""
-        known = [name for name in names if name in self.names()]
-        return next((name for name in known if len(self.every(name).dropna())), None)
+        return next((name for name in names if len(self.every(name).dropna())), None)
 
     def every(self, name: str) -> pd.DataFrame:
-        """Return a metric as a table with one row per step and one column per (side, run)."""
+        """Return a metric, NaN if unknown: one row per step and one column per (side, run)."""
         sides = zip(SIDES, (self.base, self.sam), strict=True)
-        runs = [(side, run) for side, some in sides for run in some]
-        return pd.DataFrame({(side, run.name): run.values(name, self.steps) for side, run in runs})
+        runs = {(side, run.name): run.steps for side, some in sides for run in some}
+        known = {key: steps.get(name, pd.Series(dtype=float)) for key, steps in runs.items()}
+        return pd.DataFrame(known, index=self.steps)
 
     def sides(self, *names: str) -> list[Sides]:
         """Return the values of metrics in the steps for which every run has all these metrics."""

@@ -25,7 +25,7 @@ def _doubt(comparison: Comparison) -> str:
 
 def _time(comparison: Comparison) -> str:
     for key, subject in _SUBJECTS.items():
-        row = comparison.time(key)
+        row = comparison.times.get(key)
         gain = row and (row.equal_tokens if key == "tail" else row.raw)
         if row and gain:
             base, sam = _shown(comparison, row)

@@ -8,7 +8,7 @@ import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.core.identity import RequestIdentity
-from sam_rollout.session.padding import GraphOf, no_graphs
+from sam_rollout.session.padding import NO_GRAPH, GraphOf
 from sam_rollout.sources.contract import Scored
 
 
@@ -20,10 +20,7 @@ class Requests(Protocol):
         """Ids of all requests that have not ended, preempted ones included."""
 
     def identity(self, request_id: str) -> RequestIdentity | None:
-        """Return a live request's identity.
-
-        Called when the request joins a batch, if a source needs identities.
-        """
+        """Return the identity of a live request that joins a batch, if a source needs it."""
 
     def takes(self, request_id: str, shape: str) -> bool:
         """Return whether a live request may have drafts of a shape (chain or tree)."""
@@ -44,7 +41,7 @@ class EngineHooks:
         verifies_trees: whether the engine can verify draft trees; if not, it gets chains only.
     """
 
-    graph_of: GraphOf = no_graphs
+    graph_of: GraphOf = lambda _tokens, _uniform: NO_GRAPH
     heard: Callable[[bool], Scored | None] = lambda _open: None
     made: Callable[[], tuple[Int32Array, np.ndarray | None] | None] = lambda: None
     made_after: int = 1

@@ -1,41 +1,29 @@
 """Records a session's steps and requests."""
 
-import logging
 import platform
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from sam_rollout.core.limits import Limits
-from sam_rollout.session.ledger import BY_PLACE, KEPT, REQUESTS, TOKENS, RequestLedger
+from sam_rollout.session.ledger import BY_PLACE, FILLING, KEPT, REQUESTS, TOKENS, RequestLedger
 from sam_rollout.sources import NAMES
-from sam_rollout.telemetry.records import NOTE_COLUMNS
 
-logger = logging.getLogger(__name__)
+# The first items of a note; the ledger's sums follow.
+_NOTED = ("noted_s", "gate_open", "draft_budget", "draft_trees", "drafter_us")
 
 
 class Bookkeeping:
-    """Records every engine step, until recording a step fails for the first time.
-
-    If `record` is false, steps are not recorded, and the caller need not call `drain`.
-    """
+    """Records every engine step, unless `record` is false; then `drain` need not be called."""
 
     def __init__(self, limits: Limits, sources: Sequence[str], record: bool) -> None:
-        self.failures = 0  # how often recording an engine step failed
         self.ledger = RequestLedger(limits, len(sources))
         self._k = limits.k
         self._places = [NAMES.index(name) for name in sources]
         self._notes: list[tuple[Any, ...]] = []
         self._record = record
-
-    def follow(self, request_ids: list[str], live: Container[str]) -> list[str]:
-        """Register the requests of a changed batch; return the requests that have ended."""
-        ended = self.ledger.follow(request_ids, live)
-        if not self._record:
-            self.ledger.drain()  # otherwise the ledger would keep totals of ended requests
-        return ended
 
     def end(
         self, started_ns: int, offered: np.ndarray | None, budget: int, *, branches: bool = False
@@ -47,49 +35,39 @@ class Bookkeeping:
         be trees.
         """
         self.ledger.offer(offered)
-        if self._record and not self.failures:
-            try:
-                time_s, sums = time.monotonic(), self.ledger.step.tobytes()
-                drafter_us = (time.perf_counter_ns() - started_ns) / 1000
-                is_open = budget > 0
-                self._notes.append(  # a tuple is the cheapest form of a note
-                    (time_s, is_open, budget, branches and is_open, drafter_us, sums)
-                )
-            except Exception:
-                self.failures += 1
-                self._notes = []  # notes with a gap are useless
-                logger.warning(
-                    "Engine steps cannot be recorded any more, and count as steps without drafts. "
-                    "Drafting goes on.",
-                    exc_info=True,
-                )
+        if self._record:
+            time_s, sums = time.monotonic(), self.ledger.step.tobytes()
+            drafter_us = (time.perf_counter_ns() - started_ns) / 1000
+            is_open = budget > 0
+            self._notes.append(  # a tuple is the cheapest form of a note
+                (time_s, is_open, budget, branches and is_open, drafter_us, sums)
+            )
 
     def drain(self) -> dict[str, Any]:
         """Return the record and begin a new one; `DraftSession.drain` adds further counters."""
+        notes, self._notes = self._notes, []
+        sums = np.frombuffer(b"".join(note[-1] for note in notes), np.int64)
+        sums = sums.reshape(len(notes), len(self.ledger.step))
+        filling, kept_filling = sums[:, FILLING:BY_PLACE].sum(axis=0).tolist()
         return {
-            "steps": self._columns(),
+            "steps": self._columns(notes, sums),
             "clock_s": time.monotonic(),
             "host": platform.node(),
             "requests": {name: tuple(one) for name, one in self.ledger.drain().items()},
-            "counters": self.ledger.take_counters(),
+            "counters": {
+                "draft/padding_tokens": filling,
+                "draft/accepted_padding_tokens": kept_filling,
+            },
         }
 
-    def _columns(self) -> dict[str, list[Any]]:
-        """Return a column for each of `NOTE_COLUMNS`, and the steps' times (CLOCK_MONOTONIC)."""
-        notes, self._notes = self._notes, []
-        if not notes:
-            return {name: [] for name in ("noted_s", *NOTE_COLUMNS)}
-        noted_s, gate_open, budget, branches, drafter_us, verified = zip(*notes, strict=True)
-        sums = np.frombuffer(b"".join(verified), np.int64).reshape(len(notes), -1)
+    def _columns(self, notes: list[tuple[Any, ...]], sums: np.ndarray) -> dict[str, list[Any]]:
+        """Return the columns of `DraftNote`, and the steps' times (CLOCK_MONOTONIC)."""
         by_source = np.zeros((len(notes), 2, len(NAMES)), np.int64)
         last = sums[:, BY_PLACE + self._k :]
         by_source[:, :, self._places] = last.reshape(len(notes), 2, len(self._places))
         drafted = sums[:, REQUESTS] > 0
-        columns = {
-            "gate_open": gate_open,
-            "draft_budget": budget,
-            "draft_trees": branches,
-            "drafter_us": drafter_us,
+        return {
+            **{name: [note[place] for note in notes] for place, name in enumerate(_NOTED)},
             "draft_requests": sums[:, REQUESTS].tolist(),
             "draft_tokens": sums[:, TOKENS].tolist(),
             "accepted_tokens": sums[:, KEPT].tolist(),
@@ -97,7 +75,6 @@ class Bookkeeping:
             "drafted_per_source": _lists(by_source[:, 0], drafted),
             "accepted_per_source": _lists(by_source[:, 1], drafted),
         }
-        return {"noted_s": list(noted_s), **{name: list(columns[name]) for name in NOTE_COLUMNS}}
 
 
 def _lists(table: np.ndarray, drafted: np.ndarray) -> list[list[int]]:

@@ -22,7 +22,7 @@ REQUESTS, TOKENS, KEPT, FILLING, KEPT_FILLING, BY_PLACE = range(6)
 
 
 class RequestLedger:
-    """Keeps totals per request, and counts padding tokens since the last drain.
+    """Keeps totals per request.
 
     Attributes:
         step: int64 [5 + k + 2 * sources], the sums of the step that was added last. Their indices
@@ -37,7 +37,6 @@ class RequestLedger:
         self._counts = np.zeros((len(RequestTotals._fields), max_rows), dtype=np.int64)
         self._offered = np.zeros(max_rows, dtype=np.int32)
         self._anything_offered = False
-        self._filling = np.zeros(2, np.int64)  # padding tokens: verified, accepted
         self._parked: dict[str, np.ndarray] = {}
         self._finished: dict[str, RequestTotals] = {}
 
@@ -64,10 +63,7 @@ class RequestLedger:
         return ended
 
     def book(self, verified: Verified, *, drafted: bool) -> None:
-        """Add a step to the totals.
-
-        `drafted` says whether the step verified draft or padding tokens.
-        """
+        """Add a step to the totals; `drafted` says if it verified draft or padding tokens."""
         if not (drafted or self._anything_offered):
             self.step.fill(0)
             return
@@ -75,7 +71,6 @@ class RequestLedger:
             verified.sampled, verified.drafted, verified.accepted, verified.filling,
             verified.source, self._offered, self._k, self._counts, self.step,
         )  # fmt: skip
-        self._filling += self.step[FILLING:BY_PLACE]
 
     def offer(self, rows: np.ndarray | None) -> None:
         """Say which requests may draft in the next step, as bool [batch]; None means no request."""
@@ -84,12 +79,6 @@ class RequestLedger:
         elif self._anything_offered:
             self._offered.fill(0)
         self._anything_offered = rows is not None
-
-    def take_counters(self) -> dict[str, int]:
-        """Return and reset the counts of padding tokens."""
-        filling, kept = self._filling.tolist()
-        self._filling.fill(0)
-        return {"draft/padding_tokens": filling, "draft/accepted_padding_tokens": kept}
 
     def drain(self) -> dict[str, RequestTotals]:
         """Return the totals of requests that ended since the last call, and of live requests."""

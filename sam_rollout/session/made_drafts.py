@@ -15,10 +15,7 @@ _LOOK_AHEAD = 8
 
 
 class MadeDrafts:
-    """Decides when to ask for the draft model's drafts, and takes these drafts.
-
-    They are asked for if they pay, provided that the gate is open or a look needs them.
-    """
+    """Asks for the model's drafts if they pay and if an open gate or a look needs them."""
 
     def __init__(
         self, config: ModelSourceConfig, hooks: EngineHooks, price: ModelPrice | None

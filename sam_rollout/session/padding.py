@@ -27,18 +27,11 @@ from sam_rollout.drafting.in_flight import DraftBatch
 # has, and whether all requests have the same number of tokens.
 GraphOf = Callable[[int, bool], str]
 FULL_GRAPH, NO_GRAPH = "FULL", "NONE"  # every other kind of graph is piecewise
-
-
-def no_graphs(_num_tokens: int, _uniform: bool) -> str:
-    """Return NO_GRAPH, for an engine that captures no graphs."""
-    return NO_GRAPH
-
-
 NO_PADDING = "no step"  # how `DraftPadding.describe` says that no step is filled up
 
 
-def padding_by_rows(setting: str, graph_of: GraphOf, limits: Limits) -> np.ndarray:
-    """Decide which steps to fill up to k draft tokens per request.
+class DraftPadding:
+    """Decides which steps to fill up to k draft tokens per request, and fills them up.
 
     With the setting ``auto``, the decision for each number of requests depends on the graphs in
     which steps would run:
@@ -51,39 +44,29 @@ def padding_by_rows(setting: str, graph_of: GraphOf, limits: Limits) -> np.ndarr
 
     No step is filled up beyond the engine's limit of tokens per step.
 
-    Returns:
-        bool [2, max_rows + 1], indexed by [gate open][number of requests]; true: fill the step up.
-    """
-    k = limits.k
-    most = min(limits.max_rows, limits.max_batched_tokens // (1 + k))
-    applies = np.zeros((2, limits.max_rows + 1), bool)
-    applies[:, 1 : most + 1] = setting == "always"
-    if setting == "auto":
-        for rows in range(1, most + 1):
-            filled, plain = graph_of(rows * (1 + k), True), graph_of(rows, False)
-            if filled == FULL_GRAPH and plain != FULL_GRAPH:
-                applies[:, rows] = plain == NO_GRAPH, True
-    return applies
-
-
-class DraftPadding:
-    """Fills drafts up to k tokens.
-
     Attributes:
         in_use: Whether any step is ever filled up.
     """
 
     def __init__(self, setting: str, graph_of: GraphOf, limits: Limits) -> None:
         warm_up(_fill_up)
-        self._by_rows = padding_by_rows(setting, graph_of, limits)
-        self._applies = self._by_rows.tolist()  # indexing a list is faster than indexing an array
-        self.in_use = bool(self._by_rows.any())
+        k = limits.k
+        most = min(limits.max_rows, limits.max_batched_tokens // (1 + k))
+        applies = np.zeros((2, limits.max_rows + 1), bool)  # [gate open][number of requests]
+        applies[:, 1 : most + 1] = setting == "always"
+        if setting == "auto":
+            for rows in range(1, most + 1):
+                filled, plain = graph_of(rows * (1 + k), True), graph_of(rows, False)
+                if filled == FULL_GRAPH and plain != FULL_GRAPH:
+                    applies[:, rows] = plain == NO_GRAPH, True
+        self._applies = applies.tolist()  # indexing a list is faster than indexing an array
+        self.in_use = bool(applies.any())
         self._max_model_len = limits.max_model_len
 
     def describe(self) -> str:
         """Describe in words which steps are filled up, for the log at the engine's start."""
         parts = []
-        closed, opened = self._by_rows
+        closed, opened = np.array(self._applies)
         for steps, applies in (("every step", closed), ("steps that draft", opened & ~closed)):
             if applies.any():
                 parts.append(f"{steps} of up to {np.flatnonzero(applies)[-1]} requests")

@@ -270,13 +270,12 @@ class DraftSession:
 
     def _follow(self, drafter: SamDrafter, request_ids: list[str]) -> None:
         """Register a changed batch, and free the state of requests that ended."""
-        ended = self._books.follow(request_ids, live=self._requests.live)
-        drafter.finish(ended)
+        drafter.finish(self._books.ledger.follow(request_ids, live=self._requests.live))
         before = set(self._request_ids)
-        if not self._record and before.isdisjoint(request_ids):
-            # Without a record, `drain` is not called. Then a training step counts as ended as soon
-            # as a batch shares no request with the previous batch.
-            drafter.end_step()
+        if not self._record:  # then `drain` is not called
+            self._books.ledger.drain()  # otherwise the ledger would keep totals of ended requests
+            if before.isdisjoint(request_ids):  # this counts as the end of a training step
+                drafter.end_step()
         joined = [request_id for request_id in request_ids if request_id not in before]
         if drafter.needs_identity:
             for request_id in joined:
@@ -309,10 +308,7 @@ class DraftSession:
         return []
 
     def pause(self, paused: bool) -> None:
-        """Begin or end a phase without drafting and without recording.
-
-        Called while no request runs.
-        """
+        """Begin or end a phase without drafts and records; called while no request runs."""
         self.settle()
         self._paused, self.wants_drafts = paused, False
         self._heard(False)
@@ -329,7 +325,7 @@ class DraftSession:
         )
         # Later changes of the batch are not noticed, so the totals of its requests end now.
         with contextlib.suppress(Exception):  # the ledger may be what failed
-            self._books.follow([], live=())
+            self._books.ledger.follow([], live=())
 
     def drain(self, going_on: Iterable[RequestIdentity] = ()) -> dict[str, Any]:
         """End a training step; return and reset the record since the last call.
@@ -362,7 +358,6 @@ class DraftSession:
         totals = {
             **totals,
             "draft/failures": self.failures,
-            "draft/record_failures": self._books.failures,
             "draft/exchange_failures": self.exchange_failures,
         }
         since = {name: value - self._drained.get(name, 0) for name, value in totals.items()}

@@ -16,17 +16,13 @@ from sam_rollout.telemetry.records import ENGINE_STEPS, REQUESTS
 from sam_rollout.telemetry.schema import METRICS, named
 from sam_rollout.telemetry.tables import of_split, ratio, tail_mask
 
-# These counters count work that engine steps do not show. `telemetry.gain` cannot estimate the time
-# of such work.
-_HIDDEN_WORK = ("draft/padding_tokens", "draft/model_steps")
-
 
 def aggregate(
     engine_steps: Iterable[pa.Table],
     requests: Iterable[pa.Table],
     *,
     tail_threshold: int,
-    drafter_counters: Mapping[int, Mapping[str, float]] | None = None,
+    counters: Iterable[Mapping[str, float]] = (),
     split: str = "train",
 ) -> dict[str, float]:
     """Return the metrics of one training step, by full name; all values are finite.
@@ -38,21 +34,21 @@ def aggregate(
     Args:
         engine_steps, requests: The tables of this training step, one table per replica.
         tail_threshold: Largest number of scheduled requests in a step of the long tail.
-        drafter_counters: For each replica, the names of its counters (without `sam/`) and how much
-            each counter increased in this training step.
+        counters: For each replica, the names of its counters (without `sam/`) and how much each
+            counter increased in this training step.
         split: "train" or "val"; rows of the other split are ignored.
     """
-    counters: dict[str, float] = {}
-    for of_replica in (drafter_counters or {}).values():
+    sums: dict[str, float] = {}
+    for of_replica in counters:
         for name, count in of_replica.items():
-            counters[name] = counters.get(name, 0.0) + count
+            sums[name] = sums.get(name, 0.0) + count
     rollout = Rollout(
         of_split(pa.concat_tables([ENGINE_STEPS.empty_table(), *engine_steps]), split),
         of_split(pa.concat_tables([REQUESTS.empty_table(), *requests]), split),
         tail_threshold,
-        counters,
+        sums,
     )
-    values = dict(rollout.counters)
+    values = sums.copy()
     for metric in METRICS:
         value = metric.compute(rollout) if metric.compute is not None else None
         name = metric.name.removeprefix("sam/")
@@ -128,6 +124,4 @@ class Rollout:
     @cached_property
     def seconds_without_drafts(self) -> float | None:
         """The largest busy time of a replica, estimated for a rollout without drafts."""
-        if any(self.counters.get(name) for name in _HIDDEN_WORK):
-            return None
         return seconds_without_drafts(self)

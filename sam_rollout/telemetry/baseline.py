@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
-from sam_rollout.telemetry.schema import declared
 
 _ROLLOUT_S, _TOKENS = "sam/engine/rollout_s", "sam/engine/generation_tokens"
 # Each row has a metric of both runs, the metric that shows the baseline's value, and the metric
@@ -72,7 +71,7 @@ class Baseline:
             if own.get(_TOKENS) and theirs.get(_TOKENS):
                 per_token_s = theirs[_ROLLOUT_S] / theirs[_TOKENS]
                 values[_EQUAL_TOKENS] = per_token_s * own[_TOKENS] / own[_ROLLOUT_S] - 1
-        return {declared(name).name: float(value) for name, value in values.items()}
+        return values
 
 
 def _finite(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -22,11 +22,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 _SAMPLE = 8  # A mean time is computed from at least this many engine steps.
+# These counters count work that engine steps do not show, so its time cannot be estimated.
+_HIDDEN_WORK = ("draft/padding_tokens", "draft/model_steps")
 
 
 def seconds_without_drafts(rollout: Any) -> float | None:
     """Estimate the largest busy time (s) of a replica without drafts; None if it is unknown."""
-    if not rollout.draft_tokens.any():
+    if any(map(rollout.counters.get, _HIDDEN_WORK)) or not rollout.draft_tokens.any():
         return None
     found = [_of_replica(rollout, replica) for replica in np.unique(rollout.replica)]
     known = [seconds for seconds in found if seconds is not None]

@@ -58,10 +58,7 @@ _END = (_FLOAT, "unix time of the last token, s")
 
 @dataclass(slots=True, kw_only=True)
 class DraftNote:
-    """The part of a `StepRecord` that a draft session writes.
-
-    Without a session, the fields keep their defaults.
-    """
+    """The part of a `StepRecord` that a draft session writes; without one, the defaults stay."""
 
     draft_requests: int = column(_INT, "requests whose drafts were verified in this step", 0)
     draft_tokens: int = column(_INT, "draft tokens verified", 0)
@@ -240,10 +237,6 @@ class RunInfo:
     git: Mapping[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION  # version of the run folder
 
-    def __post_init__(self) -> None:
-        if datetime.fromisoformat(self.started_at).tzinfo is None:
-            raise ValueError(f"started_at = {self.started_at!r} has no UTC offset")
-
 
 class RunFolder:
     """The run folder `<path>/sam/`; only one process may write the files of a replica."""
@@ -258,7 +251,7 @@ class RunFolder:
         self.root.mkdir(parents=True, exist_ok=True)
         target = self.root / "run.json"
         if target.exists():
-            target = self.root / f"run-{_next_number(self.root, 'run', 'json'):03d}.json"
+            target = _next(self.root, "run", "json")
         text = dumps(asdict(info), indent=2) + "\n"
         write_by_rename(target, lambda temporary: temporary.write_text(text, encoding="utf-8"))
         return target
@@ -275,14 +268,13 @@ class RunFolder:
                 f"no file {first}: expected a run folder with a description of the run (config, "
                 "seeds, versions)"
             )
-        return [_read_info(path) for path in [first, *_numbered(self.root, "run", "json")]]
+        return [_read_info(path) for path in [first, *_numbered(self.root, "run", "json").values()]]
 
     def write(self, name: str, replica: int, table: pa.Table) -> Path:
         """Write one of the `TABLES` as the next file of a replica."""
         folder = self.root / name
         folder.mkdir(parents=True, exist_ok=True)
-        number = _next_number(folder, str(replica), "parquet")
-        target = folder / f"{replica}-{number:03d}.parquet"
+        target = _next(folder, str(replica), "parquet")
         schema = TABLES[name][0]
         checked = table.select(schema.names).cast(schema)
         write_by_rename(target, lambda temporary: pq.write_table(checked, temporary))
@@ -387,23 +379,18 @@ def _read_info(path: Path) -> RunInfo:
         )
     try:
         return RunInfo(**content)
-    except (ValueError, TypeError) as error:
+    except TypeError as error:
         raise RunFolderError(f"{path}: not a run description: {error}") from error
 
 
-def _numbered(folder: Path, stem: str, suffix: str) -> list[Path]:
-    found = folder.glob(f"{stem}-*.{suffix}")
-    numbered = [path for path in found if path.stem[len(stem) + 1 :].isdecimal()]
-    return sorted(numbered, key=_number_of)
+def _numbered(folder: Path, stem: str, suffix: str) -> dict[int, Path]:
+    paths = {path.stem[len(stem) + 1 :]: path for path in folder.glob(f"{stem}-*.{suffix}")}
+    return {int(number): paths[number] for number in sorted(filter(str.isdecimal, paths), key=int)}
 
 
-def _number_of(path: Path) -> int:
-    return int(path.stem.rpartition("-")[2])
-
-
-def _next_number(folder: Path, stem: str, suffix: str) -> int:
-    taken = _numbered(folder, stem, suffix)
-    return _number_of(taken[-1]) + 1 if taken else 0
+def _next(folder: Path, stem: str, suffix: str) -> Path:
+    number = max(_numbered(folder, stem, suffix), default=-1) + 1
+    return folder / f"{stem}-{number:03d}.{suffix}"
 
 
 def write_by_rename(target: Path, write: Callable[[Path], object]) -> None:

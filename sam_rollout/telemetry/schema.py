@@ -20,9 +20,7 @@ from sam_rollout.telemetry.records import SCHEMA_VERSION, VERSION_METRIC
 from sam_rollout.telemetry.sentinel import FINDINGS
 from sam_rollout.telemetry.tables import ratio
 
-__all__ = ["GROUPS", "METRICS", "PREFIXES", "declared", "metric_name", "named"]
-
-PREFIXES = {"train": "sam", "val": "sam_val"}  # first part of a metric's name, by split
+__all__ = ["GROUPS", "METRICS", "declared", "named"]
 
 GROUPS = {
     "engine": "The rollout as a whole, with and without drafts.",
@@ -291,32 +289,16 @@ _FAMILIES = [
 
 
 @cache
-def _find(name: str) -> Metric | None:
+def declared(name: str) -> Metric | None:
+    """Return the declaration of a metric with this full name, if there is one."""
     canonical = re.sub(r"^sam_val/", "sam/", name)
     if canonical in _BY_NAME:
         return None if "<" in canonical else _BY_NAME[canonical]
     return next((metric for names, metric in _FAMILIES if names.fullmatch(canonical)), None)
 
 
-def declared(name: str) -> Metric:
-    """Return a metric's declaration by its full name, for training or validation."""
-    found = _find(name)
-    if found is None:
-        raise KeyError(f"metric {name!r} is not declared in sam_rollout.telemetry.schema")
-    return found
-
-
-def metric_name(split: str, name: str) -> str:
-    """Return a metric's full name in a split, "train" or "val".
-
-    `name` is the name without the prefix, such as "tail/time_s".
-    """
-    full = f"{PREFIXES[split]}/{name}"
-    declared(full)
-    return full
-
-
 def named(split: str, values: Mapping[str, float]) -> dict[str, float]:
     """Replace short names by full names of a split's metrics; drop values of unknown metrics."""
-    full = {f"{PREFIXES[split]}/{name}": value for name, value in values.items()}
-    return {name: value for name, value in full.items() if _find(name)}
+    prefix = {"train": "sam", "val": "sam_val"}[split]
+    full = {f"{prefix}/{name}": value for name, value in values.items()}
+    return {name: value for name, value in full.items() if declared(name)}

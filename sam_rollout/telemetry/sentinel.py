@@ -30,8 +30,8 @@ FINDINGS = {
     "alone would lower only one of them.",
     "counters_missing": "Responses were sampled, but at least one engine reported no counters or "
     "no engine steps.",
-    "part_failed": "An engine's drafter, gate, folder of ended responses or recording has failed "
-    "and stays off until the engine restarts.",
+    "part_failed": "An engine's drafter, gate or folder of ended responses has failed and stays "
+    "off until the engine restarts.",
     "source_impaired": "A draft source still drafts after an error in this training step, but "
     "lacks some texts.",
     "probabilities_differ": "The difference between the trainer's and the rollout's probabilities "
@@ -65,7 +65,7 @@ _ADVICE = {
 }
 # If one of these counters increases, a failure has switched off a part of the engine. Other
 # counters are for failures that switch off nothing.
-_SWITCHED_OFF = ("draft/failures", "draft/record_failures", "draft/texts_failures")
+_SWITCHED_OFF = ("draft/failures", "draft/texts_failures")
 # The mean absolute difference between a token's probability in the rollout and in the trainer, for
 # this run and for the baseline. With bf16, the difference is about 0.003 to 0.01.
 _OWN, _BASELINES = "training/rollout_probs_diff_mean", "compare/probs_diff_baseline"

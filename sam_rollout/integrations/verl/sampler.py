@@ -24,7 +24,7 @@ from sam_rollout.core.identity import TRAIN_SPLIT
 from sam_rollout.integrations.verl.failures import LEAST_GROUPS, FailureWatch
 from sam_rollout.integrations.verl.registered_names import TOKENS_BY_WEIGHTS
 from sam_rollout.integrations.verl.rewards import ACCURACY, figure
-from sam_rollout.telemetry.schema import metric_name
+from sam_rollout.telemetry.schema import named
 
 
 class TooManyRoundsError(RuntimeError):
@@ -182,7 +182,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         if len(means):
             values["accuracy_unfiltered"] = float(means.mean())
         self._forget_order()
-        return {metric_name(TRAIN_SPLIT, f"rounds/{name}"): v for name, v in values.items()}
+        return named(TRAIN_SPLIT, {f"rounds/{name}": value for name, value in values.items()})
 
     def _staleness(self) -> float | None:
         """Return the mean age, in updates, of the weights used to sample the batch's tokens."""

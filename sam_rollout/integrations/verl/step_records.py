@@ -67,7 +67,7 @@ class StepRecords:
             tables,
             [records.requests for records in replicas],
             tail_threshold=self._tail_threshold,
-            drafter_counters={records.replica: records.drafter_counters for records in replicas},
+            counters=[records.drafter_counters for records in replicas],
             split=split,
         )
 

@@ -42,7 +42,7 @@ from sam_rollout.integrations.verl.step_records import StepRecords
 from sam_rollout.integrations.verl.watchdog import Watchdog, parts_of, watched
 from sam_rollout.telemetry.proof import Compared, split_over
 from sam_rollout.telemetry.records import RunFolder
-from sam_rollout.telemetry.schema import metric_name, named
+from sam_rollout.telemetry.schema import named
 
 
 class _RecordingTrainer(PPOTrainer):
@@ -166,8 +166,7 @@ class _RecordingTrainer(PPOTrainer):
         self.replay_buffer.failed_validation_responses = 0
         metrics = super()._validate()
         failed = self.replay_buffer.failed_validation_responses
-        metrics[metric_name(VAL_SPLIT, "rounds/failed_responses")] = failed
-        metrics.update(self._drain(VAL_SPLIT))
+        metrics |= named(VAL_SPLIT, {"rounds/failed_responses": failed}) | self._drain(VAL_SPLIT)
         if self.config.trainer.val_before_train and not hasattr(self, "timing_raw"):
             # The validation before training belongs to no training step, so it is written here.
             self._records.write(self.global_steps, metrics)
@@ -196,7 +195,7 @@ class _RecordingTrainer(PPOTrainer):
         super()._compute_metrics(batch, metrics, timing_raw, **kwargs)
         if self._trains_head:
             self._step_s = metrics["timing_s/step"]
-            metrics[metric_name(TRAIN_SPLIT, "head_training/share")] = self._head_s / self._step_s
+            metrics |= named(TRAIN_SPLIT, {"head_training/share": self._head_s / self._step_s})
         self._records.complete(self.global_steps, metrics, self._alert)
         # The step's timers have stopped, so drawing the curve adds to no measured time.
         if self._curve_logger is not None:

@@ -7,7 +7,7 @@ from sam_rollout.config import SamConfig, sources_of
 from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.drafting.in_flight import NO_SOURCE, DraftBatch
-from sam_rollout.session.padding import DraftPadding, no_graphs
+from sam_rollout.session.padding import DraftPadding
 from tests.unit.drafting.texts import identity, int32, rows_of
 
 K, MAX_ROWS, LENGTH = 4, 6, 200
@@ -52,7 +52,7 @@ def test_any_schedule_is_told_as_the_engine_lived_it(policy, siblings):
     sources = sources_of("own", *["prompt"] * siblings)
     config = SamConfig(max_draft_tokens=K, draft_policy=policy, min_confidence=0.6, sources=sources)
     drafter = SamDrafter(config, Limits(MAX_ROWS, LENGTH))
-    padding = DraftPadding("always", no_graphs, LIMITS)
+    padding = DraftPadding("always", lambda *_: "NONE", LIMITS)
     running, waiting, in_flight = {}, {}, {}
     seen, drafted = Counter(), 0
     for _ in range(600):

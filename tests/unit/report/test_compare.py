@@ -18,7 +18,7 @@ def test_both_forms_of_the_gain_on_published_times(make_run):
     comparison = compare_folders(
         make_run("off", rollouts(4159.06)), make_run("on", rollouts(3793.29), sam=True)
     )
-    raw = comparison.time("rollout").raw
+    raw = comparison.times["rollout"].raw
     assert raw.speed_up_minus_one.value == pytest.approx(0.0964, abs=5e-5)
     assert raw.time_saved.value == pytest.approx(0.088, abs=5e-4)
     assert raw.speed_up_minus_one.low is None  # one step has no spread
@@ -33,7 +33,7 @@ def test_gain_is_of_sums_and_equal_tokens_divides_by_them(make_run):
         1: {"sam/tail/time_s": 1.0, "sam/tail/time_sum_s": 3.0, "sam/tail/tokens": 50.0},
         2: {"sam/tail/time_s": 3.0, "sam/tail/time_sum_s": 3.0, "sam/tail/tokens": 70.0},
     }
-    tail = compare_folders(make_run("off", base), make_run("on", sam, sam=True)).time("tail")
+    tail = compare_folders(make_run("off", base), make_run("on", sam, sam=True)).times["tail"]
     assert tail.raw.speed_up_minus_one.value == pytest.approx(8 / 4 - 1)
     assert tail.raw.time_saved.value == pytest.approx(0.5)
     assert tail.equal_tokens.speed_up_minus_one.value == pytest.approx(1.0)
@@ -43,7 +43,7 @@ def test_gain_is_of_sums_and_equal_tokens_divides_by_them(make_run):
 
 def test_no_gain_where_a_side_has_no_tail(make_run):
     steps = {1: {"sam/tail/time_s": 0.0, "sam/tail/time_sum_s": 0.0, "sam/tail/tokens": 0.0}}
-    tail = compare_folders(make_run("off", steps), make_run("on", steps, sam=True)).time("tail")
+    tail = compare_folders(make_run("off", steps), make_run("on", steps, sam=True)).times["tail"]
     assert tail.raw is None and tail.equal_tokens is None
 
 
@@ -51,9 +51,9 @@ def test_metric_used_is_one_that_both_sides_carry(make_run):
     both = {"timing_s/gen": 5.0, "critic/score/mean": 0.5}
     base = {1: both | {"sam/engine/rollout_s": 4.0, "critic/rewards/mean": 0.1}}
     comparison = compare_folders(make_run("off", base), make_run("on", {1: both}, sam=True))
-    assert comparison.time("rollout").metric == "timing_s/gen"
-    assert comparison.quantity("reward").metric == "critic/score/mean"
-    assert comparison.time("tail") is None
+    assert comparison.times["rollout"].metric == "timing_s/gen"
+    assert comparison.quantities["reward"].metric == "critic/score/mean"
+    assert comparison.times.get("tail") is None
 
 
 def test_skip_first_leaves_out_and_tells(make_run):
@@ -61,7 +61,7 @@ def test_skip_first_leaves_out_and_tells(make_run):
     assert compare_folders(base, sam).skipped == []
     comparison = compare_folders(base, sam, skip_first=1)
     assert (comparison.skipped, comparison.steps) == ([1], [2, 3])
-    assert comparison.time("rollout").raw.speed_up_minus_one.value == pytest.approx(1.0)
+    assert comparison.times["rollout"].raw.speed_up_minus_one.value == pytest.approx(1.0)
     with pytest.raises(RunFolderError, match="no training step left to compare: 3 in common"):
         compare_folders(base, sam, skip_first=3)
 
@@ -100,7 +100,7 @@ def test_several_runs_a_side_are_averaged_and_resampled(synthetic):
     comparison = compare_folders(base, sam)
     assert (len(comparison.base), len(comparison.sam)) == (2, 2)
     assert comparison.noise == "between and within runs"
-    rollout = comparison.time("rollout")
+    rollout = comparison.times["rollout"]
     off_s, on_s = (
         sum(run.steps["timing_s/gen"].sum() for run in runs) / 12
         for runs in (comparison.base, comparison.sam)
@@ -115,7 +115,7 @@ def test_several_runs_a_side_are_averaged_and_resampled(synthetic):
 def test_shorter_responses_count_as_speed_raw_but_not_at_equal_tokens(synthetic):
     base = synthetic("off", traces=False)
     sam = synthetic("short", mean_tokens=30.0, traces=False)
-    row = compare_folders(base, sam).time("rollout")
+    row = compare_folders(base, sam).times["rollout"]
     assert row.raw.speed_up_minus_one.value > 0.4
     assert abs(row.equal_tokens.speed_up_minus_one.value) < 0.25
     assert row.tokens == "sam/engine/generation_tokens"

@@ -13,7 +13,7 @@ def test_what_is_not_recorded_is_said(make_run):
     unknown = {found.name for found in comparison.findings if found.severity == "unknown"}
     assert unknown >= {"drafts", "prompts", "samples", "mean_length"}
     assert comparison.fair is None
-    assert comparison.time("rollout").raw.speed_up_minus_one.value == 0.0
+    assert comparison.times["rollout"].raw.speed_up_minus_one.value == 0.0
 
 
 def problems(comparison) -> list[str]:
@@ -30,7 +30,7 @@ def test_truncated_parquet_costs_that_file_only(pair):
     assert sum("0-002.parquet: unreadable, left out" in text for text in told) == len(told) == 3
     (pair,) = comparison.lossless.pairs
     assert (pair.identical, pair.matched, pair.unmatched) == (80, 80, 0)
-    assert comparison.time("rollout").steps == 6  # the metrics of all steps are there
+    assert comparison.times["rollout"].steps == 6  # the metrics of all steps are there
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_rewards_that_are_no_numbers_are_left_out(make_run):
     base = make_run("off", steps)
     sam = make_run("on", steps | {2: holes[2]}, sam=True)
     comparison = compare_folders(base, sam)
-    assert comparison.quantity("reward").steps == 3
-    assert comparison.quantity("reward").difference.value == 0.0
+    assert comparison.quantities["reward"].steps == 3
+    assert comparison.quantities["reward"].difference.value == 0.0
     nothing = compare_folders(base, make_run("nan", holes, sam=True))
-    assert nothing.quantity("reward") is None
+    assert nothing.quantities.get("reward") is None

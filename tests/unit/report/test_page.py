@@ -28,7 +28,7 @@ def page(comparison):
 
 
 def test_the_page_says_what_the_comparison_does(comparison, page):
-    gain = comparison.time("tail").equal_tokens.speed_up_minus_one
+    gain = comparison.times["tail"].equal_tokens.speed_up_minus_one
     value, low, high = (f"{1 + end:.2f}" for end in (gain.value, gain.low, gain.high))
     said = rf"{value} times as fast \(95 % interval {low} to {high}\)\."
     assert re.search(rf"<h1>With drafts a token of the long tail took .*: {said}</h1>", page)

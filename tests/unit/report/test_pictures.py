@@ -11,7 +11,7 @@ def test_a_comparisons_picture_heads_its_panels_with_figures(compared, tmp_path,
         "Rollout per step", "Whole step", "Long tail", "Acceptance length", "Reward",
         "Response length",
     ]  # fmt: skip
-    ratio = 1 + comparison.time("rollout").raw.speed_up_minus_one.value
+    ratio = 1 + comparison.times["rollout"].raw.speed_up_minus_one.value
     figures = [figure for *_, figure in titles]
     assert figures[0] == f"{ratio:.2f}x as fast"
     assert figures[3:] == ["SAM higher", "identical", "identical"]

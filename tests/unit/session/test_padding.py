@@ -3,7 +3,7 @@ import pytest
 
 from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.in_flight import DraftBatch
-from sam_rollout.session.padding import DraftPadding, GraphOf, no_graphs, padding_by_rows
+from sam_rollout.session.padding import DraftPadding, GraphOf
 from tests.unit.drafting.texts import int32
 
 K, MAX_ROWS, MAX_LEN = 3, 6, 20
@@ -17,6 +17,12 @@ def graphs(full_up_to: int, otherwise: str) -> GraphOf:
     return lambda tokens, uniform: "FULL" if uniform and tokens <= full_up_to else otherwise
 
 
+def applied(padding: DraftPadding) -> list[list[bool]]:
+    return [
+        [padding.applies(n, is_open) for is_open in (False, True)] for n in range(1, MAX_ROWS + 1)
+    ]
+
+
 @pytest.mark.parametrize(
     ("setting", "graph_of", "expected"),
     [
@@ -25,20 +31,19 @@ def graphs(full_up_to: int, otherwise: str) -> GraphOf:
         ("auto", graphs(BUDGET, "FULL"), [NO] * MAX_ROWS),
         ("auto", graphs(16, "NONE"), [EVERY] * 4 + [NO] * 2),
         ("auto", graphs(0, "NONE"), [NO] * MAX_ROWS),
-        ("auto", no_graphs, [NO] * MAX_ROWS),
         ("never", graphs(BUDGET, "NONE"), [NO] * MAX_ROWS),
-        ("always", no_graphs, [EVERY] * MAX_ROWS),
+        ("always", graphs(0, "NONE"), [EVERY] * MAX_ROWS),
     ],
 )
 def test_what_is_filled_up(setting, graph_of, expected):
-    assert padding_by_rows(setting, graph_of, LIMITS)[:, 1:].T.tolist() == expected
+    assert applied(DraftPadding(setting, graph_of, LIMITS)) == expected
 
 
 @pytest.mark.parametrize("setting", ["auto", "always"])
 def test_filling_never_pushes_requests_out_of_a_step(setting):
     limits = LIMITS._replace(max_batched_tokens=2 * (1 + K) + 3)
-    by_rows = padding_by_rows(setting, graphs(BUDGET, "NONE"), limits)
-    assert by_rows[:, 1:].T.tolist() == [EVERY] * 2 + [NO] * 4
+    padding = DraftPadding(setting, graphs(BUDGET, "NONE"), limits)
+    assert applied(padding) == [EVERY] * 2 + [NO] * 4
 
 
 def padding(graph_of: GraphOf) -> DraftPadding:

@@ -9,7 +9,6 @@ import pytest
 from sam_rollout.config import GateConfig, SourcesConfig
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.gating.gate import LOOK
-from sam_rollout.session import bookkeeping
 from sam_rollout.session.adapter import EngineHooks
 from sam_rollout.session.made_drafts import MadeDrafts
 from sam_rollout.sources import NAMES
@@ -294,23 +293,6 @@ def test_an_exchange_that_fails_is_counted_named_once_and_tried_again(monkeypatc
     assert engine.counter("exchange_failures") == 0
 
 
-def test_drafting_goes_on_without_records(caplog, monkeypatch):
-    engine = Engine("a")
-    engine.step("a")
-    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, logger=LOGGER):
-        patch.setattr(bookkeeping, "time", None)  # so recording raises an error
-        for _ in range(3):
-            assert engine.step("a", sampled=2) == [next_of_period(engine.texts["a"])]
-    (warning,) = warnings_of(caplog)
-    assert "Drafting goes on" in warning.message and warning.exc_info is not None
-    drained = engine.drain()
-    counters = drained["counters"]
-    assert (counters["draft/record_failures"], counters["draft/failures"]) == (1, 0)
-    assert not any(drained["steps"].values())
-    assert drained["requests"]["a"][0] == 3, "the ledger is kept"
-    assert engine.counter("record_failures") == 0
-
-
 def holders_of(root: object, word: str) -> list[object]:
     seen, found, todo = {id(root)}, [], [root]
     while todo:
@@ -410,7 +392,7 @@ def test_steps_tell_budget_and_sources():
     engine.step("a", "b")
     engine.step("a", "b", "c", sampled=3)
     steps = engine.drain()["steps"]
-    assert tuple(steps) == ("noted_s", *NOTE_COLUMNS)
+    assert set(steps) == {"noted_s", *NOTE_COLUMNS}
     assert (steps["draft_requests"], steps["draft_tokens"]) == ([0, 2], [0, 4])
     assert steps["accepted_per_position"] == [[], [2, 2, 0]], "empty where nothing was verified"
     assert steps["noted_s"] == sorted(steps["noted_s"])

@@ -132,7 +132,7 @@ def test_bulk_and_tail_add_up_when_the_longest_tail_is_not_on_the_busiest_replic
 
 
 def counted(*counters: dict[str, float]) -> dict[str, float]:
-    return aggregate([], [], tail_threshold=2, drafter_counters=dict(enumerate(counters)))
+    return aggregate([], [], tail_threshold=2, counters=counters)
 
 
 def test_counters_are_summed_over_replicas_and_those_that_are_no_metric_left_out():

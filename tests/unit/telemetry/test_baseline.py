@@ -4,7 +4,7 @@ import pytest
 
 from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.records import RunFolder, RunFolderError, RunInfo
-from sam_rollout.telemetry.schema import METRICS
+from sam_rollout.telemetry.schema import METRICS, declared
 
 CONFIG = {"data": {"seed": 1, "train_batch_size": 32}, "sam": {"enabled": False}}
 
@@ -35,6 +35,7 @@ def folder(tmp_path):
 def test_a_step_is_laid_beside_the_same_step(folder):
     baseline = Baseline(folder.path)
     metrics = baseline.metrics(1, step(20.0, 80))
+    assert all(map(declared, metrics))
     assert metrics == {
         "compare/rollout_s_baseline": 30.0,
         "compare/tail_time_baseline": 15.0,

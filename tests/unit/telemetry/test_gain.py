@@ -51,9 +51,9 @@ def rollout(*, replica: int = 0, drafted: bool = True, lengths=LENGTHS, begin_s:
 def estimated(*parts, **counters: float) -> dict[str, float]:
     steps = [step for part in parts for step in part[0]]
     ended = [one for part in parts for one in part[1]]
-    counted = {0: {f"draft/{name}": value for name, value in counters.items()}}
+    counted = [{f"draft/{name}": value for name, value in counters.items()}]
     tables = [engine_steps(*steps)], [requests(*ended)]
-    return aggregate(*tables, tail_threshold=2, drafter_counters=counted)
+    return aggregate(*tables, tail_threshold=2, counters=counted)
 
 
 def busy_s(*parts) -> float:

@@ -1,6 +1,6 @@
 import pytest
 
-from sam_rollout.telemetry.schema import METRICS, declared, metric_name
+from sam_rollout.telemetry.schema import METRICS, declared
 from tests.pages import ROOT
 
 
@@ -16,7 +16,6 @@ def test_validation_and_positions_resolve_to_their_declaration():
     assert declared("sam/draft/accepted_position_12").unit == "1"
     assert declared("sam/draft/accepted_own").name == "sam/draft/accepted_<source>"
     assert declared("sam_val/draft/run_bytes").unit == "bytes"
-    assert metric_name("val", "gate/open_share") == "sam_val/gate/open_share"
 
 
 @pytest.mark.parametrize(
@@ -29,6 +28,5 @@ def test_validation_and_positions_resolve_to_their_declaration():
         "timing_s/gen",
     ],
 )
-def test_undeclared_names_are_refused(name):
-    with pytest.raises(KeyError, match="not declared"):
-        declared(name)
+def test_undeclared_names_are_not_found(name):
+    assert declared(name) is None

@@ -28,7 +28,7 @@ def test_shares_of_nothing_are_left_out(found, metrics):
     values = proof_metrics(found, 2.0)
     assert values == pytest.approx(expected | {"proof/time_s": 2.0})
     for name in values:
-        declared(f"sam/{name}")
+        assert declared(f"sam/{name}")
 
 
 @pytest.mark.parametrize(

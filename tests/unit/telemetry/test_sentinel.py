@@ -108,7 +108,6 @@ def test_steps_without_drafts_are_passed_over():
     ("counter", "name", "later"),
     [
         ("draft/failures", "part_failed", 1),
-        ("draft/record_failures", "part_failed", 1),
         ("draft/texts_failures", "part_failed", 1),
         ("draft/run_failures", "source_impaired", 0),
         ("draft/anything_failures", "source_impaired", 0),
