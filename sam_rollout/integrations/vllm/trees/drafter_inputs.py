@@ -11,20 +11,19 @@ from typing import Any
 import torch
 
 from sam_rollout.integrations.vllm.trees.step_trees import StepTrees, TreeKeeper
-from sam_rollout.integrations.vllm.trees.tree_sampler import TreeRejectionSampler
 from sam_rollout.integrations.vllm.wrapping import Wrapper
 
 
 class DrafterInputs(Wrapper):
     """Rearranges a runner's tensors before vLLM's drafter runs (`propose_draft_token_ids`)."""
 
-    def __init__(self, runner: Any, keeper: TreeKeeper, sampler: TreeRejectionSampler) -> None:
+    def __init__(self, runner: Any, keeper: TreeKeeper) -> None:
         super().__init__()
-        self._runner, self._keeper, self._sampler = runner, keeper, sampler
+        self._runner, self._keeper = runner, keeper
         self._propose = self.replace(runner, "propose_draft_token_ids", self._proposing)
 
     def _proposing(self, *args: Any, **kwargs: Any) -> Any:
-        trees, path = self._keeper.step, self._sampler.path
+        trees, path = self._keeper.step, self._runner.rejection_sampler.path
         if trees is not None and path is not None:
             _, _, _, hidden, sample_hidden, aux_hidden, *_ = args
             self._move(trees, path, hidden, sample_hidden, aux_hidden or [])
