@@ -172,10 +172,8 @@ class SamProposer:
             if self.exchange is not None:
                 # Engines that share experts must all run the same number of passes, even if idle.
                 passes = self.config.max_draft_tokens
-            ours = (
-                EngineDrafter if hooks is None else from_ascend("model_drafts:AscendEngineDrafter")
-            )
-            self._engine_drafter = ours(
+            kind = from_ascend("model_drafts:AscendEngineDrafter") if hooks else EngineDrafter
+            self._engine_drafter = kind(
                 model_runner,
                 model,
                 passes,
@@ -247,7 +245,6 @@ class SamProposer:
         sampled_token_ids: list[list[int]],
         num_tokens_no_spec: np.ndarray,  # int32 [max_num_seqs], the texts' lengths
         token_ids_cpu: np.ndarray,  # int32 [max_num_seqs, max_model_len]
-        slot_mappings: Any = None,
         **_ignored: Any,
     ) -> list[list[int]]:
         """Return up to k draft tokens for each row; an empty list where there is no draft."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from sam_rollout.config import ConfigError
 from sam_rollout.heads.checkpoint import check_belongs, read_head
+from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockstep
 from sam_rollout.sources.model import ModelSourceConfig
 
 logger = logging.getLogger(__name__)
@@ -78,9 +79,7 @@ def check_engines_drafter(model: ModelSourceConfig, vllm_config: Any) -> None:
         # drafter has weights for fewer layers. It needs one layer for each token that it drafts.
         drafter.hf_config.num_lookahead_tokens = model.max_tokens
     if note := positions_note(model, drafter.max_model_len, policy.max_model_len):
-        parallel = vllm_config.parallel_config
-        shares = parallel.enable_expert_parallel or getattr(policy, "is_moe", False)
-        if parallel.data_parallel_size > 1 and shares:
+        if steps_in_lockstep(vllm_config):
             # Engines in lockstep would wait forever for an engine that skips its drafter.
             allowed = f"{note}; with engines in lockstep, positions must not be fewer"
             raise ConfigError(f"{model.PATH}.path", model.path, allowed)
