@@ -25,8 +25,8 @@ _LARGEST = torch.iinfo(torch.int32).max
 
 def steps_in_lockstep(vllm_config: Any) -> bool:
     """Whether other engines wait for each step of this engine, because they share experts."""
-    parallel = getattr(vllm_config, "parallel_config", None)
-    if parallel is None or parallel.data_parallel_size == 1:
+    parallel = vllm_config.parallel_config
+    if parallel.data_parallel_size == 1:
         return False
     return parallel.enable_expert_parallel or bool(vllm_config.model_config.is_moe)
 
