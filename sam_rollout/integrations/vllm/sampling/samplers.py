@@ -49,24 +49,6 @@ def _invert(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
 DRAW = {"vectorised": _invert, "coupled": draw_gumbel, "coupled_inversion": _invert}
 
 
-def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
-    """Replace the runner's samplers by ours; the configured kind must not be ``stock``.
-
-    Raises:
-        ConfigError: The engine's configuration needs something that our samplers lack.
-    """
-    sampler = model_runner.sampler
-    if isinstance(sampler.topk_topp_sampler, KeyedTopKTopPSampler):
-        return
-    rows = KeyedRows(model_runner)
-    rows.watch_batch()
-    sampler.topk_topp_sampler = KeyedTopKTopPSampler(sampler.logprobs_mode, rows, config)
-    if hasattr(model_runner, "rejection_sampler"):
-        model_runner.rejection_sampler = KeyedRejectionSampler(
-            sampler, model_runner.speculative_config, model_runner.device, rows, config
-        )
-
-
 def shared_noise(model_runner: Any) -> KeyedTopKTopPSampler | None:
     """Return the runner's sampler if a draft model can draw with the sampler's noise, else None."""
     drawing = getattr(getattr(model_runner, "sampler", None), "topk_topp_sampler", None)
@@ -361,3 +343,26 @@ def is_active(processor: Any) -> bool:
     if isinstance(processor, MinTokensLogitsProcessor):
         return bool(processor.min_toks)
     return True
+
+
+def install_sampler(
+    model_runner: Any,
+    config: RolloutSamplerConfig,
+    drawing: type[KeyedTopKTopPSampler] = KeyedTopKTopPSampler,
+    verifying: type[KeyedRejectionSampler] = KeyedRejectionSampler,
+) -> None:
+    """Replace the runner's samplers by ours; the configured kind must not be ``stock``.
+
+    Raises:
+        ConfigError: The engine's configuration needs something that our samplers lack.
+    """
+    sampler = model_runner.sampler
+    if isinstance(sampler.topk_topp_sampler, KeyedTopKTopPSampler):
+        return
+    rows = KeyedRows(model_runner)
+    rows.watch_batch()
+    sampler.topk_topp_sampler = drawing(sampler.logprobs_mode, rows, config)
+    if hasattr(model_runner, "rejection_sampler"):
+        model_runner.rejection_sampler = verifying(
+            sampler, model_runner.speculative_config, model_runner.device, rows, config
+        )
