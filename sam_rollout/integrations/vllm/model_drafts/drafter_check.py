@@ -64,7 +64,7 @@ def check_engines_drafter(model: ModelSourceConfig, vllm_config: Any) -> None:
         # vLLM 0.31 makes one output layer for each of the engine's k draft tokens, even if the
         # drafter has weights for fewer layers. It needs one layer for each token that it drafts.
         drafter.hf_config.num_lookahead_tokens = model.max_tokens
-    # In steps with a text that is too long for the drafter, vLLM skips the drafter (by the source of
+    # In steps with a text that the drafter cannot read, vLLM skips the drafter (by the source of
     # vLLM 0.24, 0.28 and 0.31).
     if drafter.max_model_len < policy.max_model_len:
         note = (
