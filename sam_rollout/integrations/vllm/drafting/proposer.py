@@ -305,7 +305,6 @@ class SamProposer:
         }
 
     def probe(self, begin: bool) -> tuple[int, int] | None:
-        """Begin or end a probe of the draft model; see `EngineDrafter.probe`."""
         if self._engine_drafter is None or self.session is None:
             return None
         return self._engine_drafter.probe(begin)
