@@ -132,13 +132,16 @@ def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
 
         def _model_forward(self, input_ids: Any = None, *_args: Any, **_kwargs: Any) -> Any:
             if self._scored:
-                keeper = getattr(getattr(self, "rejection_sampler", None), "_keeper", None)
+                keeper = getattr(getattr(self, "rejection_sampler", None), "trees", None)
                 if keeper and keeper.step:
                     # An accelerator's attention needs this plan. The host's time to make the
                     # plan is measured, too.
                     table = self.input_batch.block_table[0]
                     rows = len(keeper.step.counts)
-                    SplitStep.of_runner(self, keeper.step, table.get_device_tensor(rows))
+                    SplitStep.of(
+                        keeper.step, self.query_start_loc.np,
+                        self.input_batch.num_computed_tokens_cpu, table.get_device_tensor(rows),
+                    )  # fmt: skip
                 DEVICE.launch(self.input_batch.num_reqs, self._scored)
             self._scored = 0
             hidden = self._hidden[: input_ids.shape[0]]

@@ -12,7 +12,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.attention.backend import AttentionCGSupport
 
 from sam_rollout.config import SAMPLERS, GateConfig, RolloutSamplerConfig, SamConfig
-from sam_rollout.integrations.vllm.drafting.startup_check import WrongDrafterError, check_drafters
+from sam_rollout.integrations.vllm.drafting.startup_check import StartUpError, check_drafters
 from sam_rollout.integrations.vllm.engine_settings import ENGINES_OWN_SAMPLER, engine_arguments
 from sam_rollout.integrations.vllm.sampling.samplers import installed_sampler
 from sam_rollout.integrations.vllm.worker import SamWorkerExtension
@@ -42,7 +42,7 @@ def test_the_engines_own_ngram_drafter_is_refused_where_ours_is_configured(
     speculative.prompt_lookup_min, speculative.prompt_lookup_max = 1, 4
     runner = make_runner(speculative_config=speculative)
     assert type(runner.drafter).__name__ == "AscendNgramProposer"
-    with pytest.raises(WrongDrafterError, match=r"asks for .*SamProposer.*run .*AscendNgramPropos"):
+    with pytest.raises(StartUpError, match=r"asks for .*SamProposer.*run .*AscendNgramPropos"):
         check_drafters([worker_of(runner).sam_bind()], SAM)
 
 

@@ -37,7 +37,7 @@ class IndependentRows:
 def make_sampler(kind, rows):
     sampler = AscendSampler()
     if kind != "stock":
-        return AscendKeyedRejectionSampler(sampler, rows, RolloutSamplerConfig(kind))
+        return AscendKeyedRejectionSampler(sampler, None, None, rows, RolloutSamplerConfig(kind))
     return stock.AscendRejectionSampler(sampler)
 
 

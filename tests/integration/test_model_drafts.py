@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, SourcesConfig
-from sam_rollout.integrations.vllm.drafting.startup_check import DeadDrafterError, check_alive
+from sam_rollout.integrations.vllm.drafting.startup_check import StartUpError, check_alive
 from sam_rollout.integrations.vllm.engine_settings import engine_arguments
 from sam_rollout.integrations.vllm.scheduling import late_binding
 from sam_rollout.integrations.vllm.scheduling.scheduler_choice import (
@@ -132,7 +132,7 @@ def test_texts_are_those_without_a_head_of_another_kind(start, some, reference, 
     assert drained_of_model(engine) > 100
     engine.collective_rpc("sam_probe", args=(True,))
     generate(engine, some, max_tokens=32)
-    with pytest.raises(DeadDrafterError, match=r"sam\.sources\.model\.path"):
+    with pytest.raises(StartUpError, match=r"sam\.sources\.model\.path"):
         check_alive(engine.collective_rpc("sam_probe", args=(False,)), config)
 
 
@@ -236,5 +236,5 @@ def test_behind_a_closed_gate_a_model_runs_its_first_pass_and_tells_if_it_is_ali
             judged, right = answers[0]
             assert judged > 100 and right > 0.9 * judged
         else:
-            with pytest.raises(DeadDrafterError, match=r"sam\.sources\.model\.path"):
+            with pytest.raises(StartUpError, match=r"sam\.sources\.model\.path"):
                 check_alive(answers, config)

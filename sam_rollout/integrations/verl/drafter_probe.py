@@ -9,7 +9,7 @@ from vllm import SamplingParams, TokensPrompt
 from sam_rollout.config import SamConfig
 from sam_rollout.integrations.vllm.drafting.startup_check import (
     PROBE_TOKENS,
-    DeadDrafterError,
+    StartUpError,
     check_alive,
 )
 from sam_rollout.integrations.vllm.engine_settings import WITHOUT_DRAFTS_KEY
@@ -38,13 +38,13 @@ class DrafterProbe:
         """Check the drafter in the first call; later calls wait for the first call's result.
 
         Raises:
-            DeadDrafterError: The model's drafts were no better than chance, or it made no drafts.
+            StartUpError: The model's drafts were no better than chance, or it made no drafts.
         """
         if self._probing is None:
             self._probing = asyncio.create_task(self._probe(prompt_ids))
         try:
             await asyncio.shield(self._probing)  # an aborted request must not end the probe
-        except (asyncio.CancelledError, DeadDrafterError):
+        except (asyncio.CancelledError, StartUpError):
             raise
         except Exception:
             self._probing = None  # the next request probes again

@@ -161,7 +161,7 @@ class SamHttpServer(vLLMHttpServer):
         """Generate one response, and record its identity and times.
 
         Raises:
-            DeadDrafterError: The drafting model does not predict the policy's tokens.
+            StartUpError: The drafting model does not predict the policy's tokens.
             DeadPartError: The engine died.
         """
         if self._probe is not None:

@@ -47,11 +47,17 @@ class EngineSettings:
         """Return arguments for ``vllm.LLM``, ``AsyncEngineArgs`` and verl's ``engine_kwargs``."""
         arguments: dict[str, Any] = {"additional_config": {ADDITIONAL_CONFIG_KEY: self.to_json()}}
         if self.sam.enabled:
-            speculation = {"method": METHOD, "model": PROPOSER_CLASS}
+            speculation: dict[str, Any] = {"method": METHOD, "model": PROPOSER_CLASS}
             if self.sam.drafts_with_model:
-                speculation = _speculation_of(self.sam.sources.model)
-            most = {"num_speculative_tokens": self.sam.max_draft_tokens}
-            arguments["speculative_config"] = speculation | most
+                model: Any = self.sam.sources.model
+                speculation = {"method": model.method}
+                if model.path:
+                    speculation["model"] = model.path
+                    # The trainer sends only the policy's weights; the drafter's come from files.
+                    speculation["draft_load_config"] = {"load_format": "auto"}
+                speculation |= model.options
+            speculation["num_speculative_tokens"] = self.sam.max_draft_tokens
+            arguments["speculative_config"] = speculation
         return arguments
 
     @property
@@ -61,15 +67,6 @@ class EngineSettings:
         if self.sampler.kind != "stock":
             asked.append(f"rollout_sampler.kind = {self.sampler.kind!r}")
         return asked
-
-
-def _speculation_of(model: Any) -> dict[str, Any]:
-    speculation: dict[str, Any] = {"method": model.method}
-    if model.path:
-        speculation["model"] = model.path
-        # The trainer sends the policy's weights, but the drafter's weights are read from files.
-        speculation["draft_load_config"] = {"load_format": "auto"}
-    return speculation | model.options
 
 
 def engine_arguments(

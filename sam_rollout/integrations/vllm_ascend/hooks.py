@@ -68,10 +68,7 @@ def install_samplers(runner: Any) -> None:
         return
     require_supported(settings.ours)
     # These are imported here, because importing vllm-ascend's samplers chooses a device.
-    from sam_rollout.integrations.vllm_ascend.samplers import (
-        heed_logprobs_mode,
-        install_sampler,
-    )
+    from sam_rollout.integrations.vllm_ascend.samplers import heed_logprobs_mode, install_sampler
 
     heed_logprobs_mode(runner)
     install_sampler(runner, settings.sampler)

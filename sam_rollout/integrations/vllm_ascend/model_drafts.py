@@ -22,7 +22,7 @@ class AscendEngineDrafter(EngineDrafter):
     """Wraps the drafting of vllm-ascend's runner; each rank of an engine has one wrapper.
 
     Raises:
-        ConfigError: The drafter has too few positions.
+        ConfigError: The drafter has too few positions for the longest texts.
     """
 
     def __init__(
@@ -31,7 +31,15 @@ class AscendEngineDrafter(EngineDrafter):
         drafter = runner.drafter
         passes_one_by_one = hasattr(drafter, "_run_merged_draft") and not drafter.parallel_drafting
         self._is_open = passes_one_by_one and drafter._runnable == drafter._run_merged_draft
-        _check_positions(runner, config)
+        drafting = runner.speculative_config.draft_model_config  # None if the drafter has no model
+        needed = runner.model_config.max_model_len
+        if drafting is not None and drafting.max_model_len < needed:  # vllm-ascend would use it
+            raise ConfigError(
+                "sam.sources.model.path",
+                config.path,
+                f"knows {drafting.max_model_len} positions, but max_model_len is {needed}: raise "
+                "max_position_embeddings in its config.json (docs/draft_models.md)",
+            )
         self._compute_logits: Any = None
         self._rows = 0
         super().__init__(runner, config, *others, **options)
@@ -63,19 +71,6 @@ class AscendEngineDrafter(EngineDrafter):
         if self._noise is not None:
             logits[: self._rows].scatter_(1, tokens.unsqueeze(1), torch.inf)
         return logits
-
-
-def _check_positions(runner: Any, config: ModelSourceConfig) -> None:
-    """Refuse a drafter with too few positions for the longest texts; vllm-ascend would use it."""
-    drafting = runner.speculative_config.draft_model_config  # None if the drafter has no model
-    needed = runner.model_config.max_model_len
-    if drafting is not None and drafting.max_model_len < needed:
-        raise ConfigError(
-            "sam.sources.model.path",
-            config.path,
-            f"knows {drafting.max_model_len} positions, but max_model_len is {needed}: raise "
-            "max_position_embeddings in its config.json (docs/draft_models.md)",
-        )
 
 
 def share_weights() -> None:

@@ -58,20 +58,18 @@ class _RunnerFinder(importlib.abc.MetaPathFinder):
 
 
 def wrap(module: ModuleType) -> None:
-    """Wrap the module's runner class, unless it is wrapped or its source is patched."""
-    if is_supported():
-        from sam_rollout.integrations.vllm_ascend.model_drafts import share_weights
-
-        share_weights()  # needed even with patched source: our patches do not change drafters
-    if getattr(module, PATCHED_FLAG, False):
-        return
+    """Wrap the module's runner; our patches for the supported release make this unnecessary."""
     runner = module.NPUModelRunner
-    if is_supported():
+    if not is_supported():
+        wrap_once(runner, "__init__", _unless_asked_for_ours)
+        return
+    from sam_rollout.integrations.vllm_ascend.model_drafts import share_weights
+
+    share_weights()  # needed even with patched source: our patches do not change drafters
+    if not getattr(module, PATCHED_FLAG, False):
         wrap_once(runner, "_get_drafter", _make_drafter)
         wrap_once(runner, "propose_draft_token_ids", _propose_drafts)
         wrap_once(runner, "__init__", _then_install_samplers)
-    else:
-        wrap_once(runner, "__init__", _unless_asked_for_ours)
 
 
 def _make_drafter(original: Any) -> Any:

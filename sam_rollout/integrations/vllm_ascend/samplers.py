@@ -17,6 +17,7 @@ from vllm_ascend.sample.rejection_sampler import AscendRejectionSampler
 from vllm_ascend.sample.sampler import AscendSampler, apply_top_k_top_p
 
 from sam_rollout.config import ConfigError, RolloutSamplerConfig
+from sam_rollout.integrations.vllm.sampling import samplers
 from sam_rollout.integrations.vllm.sampling.keyed_rows import KeyedRows
 from sam_rollout.integrations.vllm.sampling.samplers import (
     KeyedRejectionSampler,
@@ -55,18 +56,6 @@ def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
     """
     if config.kind == "stock":
         return
-    sampler = model_runner.sampler
-    if isinstance(sampler.topk_topp_sampler, KeyedTopKTopPSampler):
-        return
-    _check_options(model_runner.vllm_config.parallel_config)
-    rows = KeyedRows(model_runner)
-    rows.watch_batch()
-    sampler.topk_topp_sampler = AscendKeyedTopKTopPSampler(sampler.logprobs_mode, rows, config)
-    if hasattr(model_runner, "rejection_sampler"):
-        model_runner.rejection_sampler = AscendKeyedRejectionSampler(sampler, rows, config)
-
-
-def _check_options(parallel_config: Any) -> None:
     for field, reason in REFUSED.items():
         if value := attrgetter(field)(get_ascend_config()):
             raise ConfigError(
@@ -75,14 +64,16 @@ def _check_options(parallel_config: Any) -> None:
                 f"must be false ({reason}) unless rollout_sampler.kind = 'stock'",
             )
     for field in ("prefill_context_parallel_size", "decode_context_parallel_size"):
-        value = getattr(parallel_config, field)
-        if value > 1:
+        if (value := getattr(model_runner.vllm_config.parallel_config, field)) > 1:
             raise ConfigError(
                 f"parallel_config.{field}",
                 value,
                 "must be 1 (otherwise a device knows only the positions of its share of a text) "
                 "unless rollout_sampler.kind = 'stock'",
             )
+    samplers.install_sampler(
+        model_runner, config, AscendKeyedTopKTopPSampler, AscendKeyedRejectionSampler
+    )
 
 
 class AscendKeyedTopKTopPSampler(KeyedTopKTopPSampler):
@@ -96,7 +87,9 @@ class AscendKeyedRejectionSampler(KeyedRejectionSampler, AscendRejectionSampler)
 
     _cut = staticmethod(apply_top_k_top_p)
 
-    def __init__(self, sampler: Any, rows: KeyedRows, config: RolloutSamplerConfig) -> None:
+    def __init__(
+        self, sampler: Any, _spec: Any, _device: Any, rows: KeyedRows, config: RolloutSamplerConfig
+    ) -> None:
         # vllm-ascend's constructor takes only the sampler.
         AscendRejectionSampler.__init__(self, sampler)
         self.config = config

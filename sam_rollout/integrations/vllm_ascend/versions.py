@@ -35,10 +35,7 @@ def installed() -> str | None:
 
 
 def require_supported(asked: Sequence[str]) -> None:
-    """Raise an error if the installed vllm-ascend is not supported.
-
-    The error names the settings that need a supported release (`asked`).
-    """
+    """Raise an error with the settings that need another vllm-ascend than the installed one."""
     if is_supported():
         return
     supported = ".".join(map(str, SUPPORTED_RELEASE))

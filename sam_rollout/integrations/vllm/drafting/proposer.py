@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import vllm
 
 from sam_rollout.config import ConfigError
 from sam_rollout.core.identity import OUTSIDE_TRAINING, TRAIN_SPLIT, RequestIdentity, identify
@@ -172,10 +173,8 @@ class SamProposer:
             if self.exchange is not None:
                 # Engines that share experts must all run the same number of passes, even if idle.
                 passes = self.config.max_draft_tokens
-            ours = (
-                EngineDrafter if hooks is None else from_ascend("model_drafts:AscendEngineDrafter")
-            )
-            self._engine_drafter = ours(
+            kind = from_ascend("model_drafts:AscendEngineDrafter") if hooks else EngineDrafter
+            self._engine_drafter = kind(
                 model_runner,
                 model,
                 passes,
@@ -247,7 +246,6 @@ class SamProposer:
         sampled_token_ids: list[list[int]],
         num_tokens_no_spec: np.ndarray,  # int32 [max_num_seqs], the texts' lengths
         token_ids_cpu: np.ndarray,  # int32 [max_num_seqs, max_model_len]
-        slot_mappings: Any = None,
         **_ignored: Any,
     ) -> list[list[int]]:
         """Return up to k draft tokens for each row; an empty list where there is no draft."""
@@ -293,6 +291,9 @@ class SamProposer:
 
     def describe(self) -> dict[str, Any]:
         """Describe the running drafter for the start-up check."""
+        why = ""
+        if self._late_binding is None:
+            why = why_synchronous(self._vllm_config, vllm.__version__) or "vLLM decided so"
         return {
             "proposer": f"{type(self).__module__}.{type(self).__qualname__}",
             "sam": self.config.to_mapping(),
@@ -300,21 +301,13 @@ class SamProposer:
             "why_no_trees": self._why_no_trees,
             "padding": self.session.padding.describe() if self.session else NO_PADDING,
             "deciding_engines": self.exchange.ranks if self.exchange else 1,
-            "why_synchronous": self._why_synchronous(),
+            "why_synchronous": why,
         }
 
     def probe(self, begin: bool) -> tuple[int, int] | None:
-        """Begin or end a probe of the draft model; see `EngineDrafter.probe`."""
         if self._engine_drafter is None or self.session is None:
             return None
         return self._engine_drafter.probe(begin)
-
-    def _why_synchronous(self) -> str:
-        if self._runner is None or self._late_binding is not None:
-            return ""
-        import vllm
-
-        return why_synchronous(self._vllm_config, vllm.__version__) or "vLLM decided so"
 
     def drain(self, going_on: Iterable[RequestIdentity] = ()) -> dict[str, Any] | None:
         """Return the record of ``DraftSession.drain``; None on ranks without a session."""

@@ -95,10 +95,7 @@ class ScoredPositions(Wrapper):
         self._steps.append(_Step(request_ids, widths, parents, table, there))
 
     def take(self, wanted: bool) -> Scored | None:
-        """Return the positions that have reached the host.
-
-        Later steps are noted only if `wanted` is true.
-        """
+        """Return the positions that have reached the host; note later steps only if `wanted`."""
         self._wanted = wanted
         found = []
         while self._steps and (self._steps[0].there is None or self._steps[0].there.query()):

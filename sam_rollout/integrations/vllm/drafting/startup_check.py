@@ -8,32 +8,37 @@ from sam_rollout.integrations.vllm.engine_settings import PROPOSER_CLASS
 from sam_rollout.session.padding import NO_PADDING
 
 
-class WrongDrafterError(RuntimeError):
-    """The engine runs another drafter than the configured one."""
+class StartUpError(RuntimeError):
+    """The engine does not draft or sample as configured."""
+
+
+PROBE_TOKENS = 64
+# At least this share of the first draft tokens must be right. With random weights, far fewer are.
+_LEAST_RIGHT = 0.1
 
 
 def check_drafters(reports: Sequence[dict[str, Any]], config: SamConfig) -> str:
     """Compare every worker's report (``sam_bind``) with the configuration; return a log line.
 
     Raises:
-        WrongDrafterError: A worker runs another drafter class or another configuration.
+        StartUpError: A worker runs another drafter class or another configuration.
     """
     # Only the last pipeline stage has a drafter. Workers without a drafter are not compared.
     found = sorted({str(report["proposer"]) for report in reports if report["proposer"]})
     if not config.enabled:
         if PROPOSER_CLASS in found:
-            raise WrongDrafterError(f"sam.enabled=False, but the engine's workers run {found[0]}")
+            raise StartUpError(f"sam.enabled=False, but the engine's workers run {found[0]}")
         other = f"drafter {', '.join(found)}, not ours" if found else "no drafter"
         return f"sam_rollout: {other} (sam.enabled=false)"
     if found != [PROPOSER_CLASS]:
-        raise WrongDrafterError(
+        raise StartUpError(
             f"sam.enabled=True asks for the drafter {PROPOSER_CLASS}, but the engine's workers run "
             f"{', '.join(found) or 'none'}. Check rollout.engine_kwargs.vllm.speculative_config "
             "for another method, and the installed sam_rollout package on every node."
         )
     ours = [report for report in reports if report["proposer"]]
     if any(report["sam"] != config.to_mapping() for report in ours):
-        raise WrongDrafterError(
+        raise StartUpError(
             f"the engine's workers run with {ours[0]['sam']}, not {config.to_mapping()}"
         )
     line = (
@@ -58,34 +63,25 @@ def check_drafters(reports: Sequence[dict[str, Any]], config: SamConfig) -> str:
     return line
 
 
-class DeadDrafterError(RuntimeError):
-    """The draft model's drafts are no better than chance."""
-
-
-PROBE_TOKENS = 64
-# At least this share of the first draft tokens must be right. With random weights, far fewer are.
-_LEAST_RIGHT = 0.1
-
-
 def check_alive(answers: Sequence[tuple[int, int] | None], config: SamConfig) -> str:
     """Check that the draft model fits the policy; return a log line.
 
     ``answers`` has each worker's answer to ``sam_probe``; workers without a session answer None.
 
     Raises:
-        DeadDrafterError: The drafts were no better than chance, or there were none.
+        StartUpError: The drafts were no better than chance, or there were none.
     """
     model = config.sources.model
     told = [answer for answer in answers if answer is not None]
     judged, right = (sum(answer[i] for answer in told) for i in (0, 1))
     if not judged:
-        raise DeadDrafterError(
+        raise StartUpError(
             f"sam.sources.model ({model.method}) drafted nothing in a probe of {PROBE_TOKENS} "
             "tokens: the engine's log says why"
         )
     found = f"of {judged} first draft tokens {right} were right"
     if right < _LEAST_RIGHT * judged:
-        raise DeadDrafterError(
+        raise StartUpError(
             f"sam.sources.model.path = {model.path!r} ({model.method}): {found}, no better than "
             "chance. The files belong to another model, or their weights were not read; "
             "docs/draft_models.md says how to check a head."
@@ -93,20 +89,16 @@ def check_alive(answers: Sequence[tuple[int, int] | None], config: SamConfig) ->
     return f"sam_rollout: {model.method} drafts; in a probe {found}"
 
 
-class WrongSamplerError(RuntimeError):
-    """The engine runs another sampler than the configured one."""
-
-
 def check_samplers(reports: Sequence[dict[str, Any]], config: RolloutSamplerConfig) -> str:
     """Compare every worker's report (``sam_bind``) with the configuration; return a log line.
 
     Raises:
-        WrongSamplerError: A worker has another sampler, or lacks batch-invariant kernels that are
+        StartUpError: A worker has another sampler, or lacks batch-invariant kernels that are
             configured.
     """
     found = sorted({report["sampler"] for report in reports})
     if found != [config.kind]:
-        raise WrongSamplerError(
+        raise StartUpError(
             f"rollout_sampler.kind={config.kind} asks for that sampler, but the engine's workers "
             f"run: {', '.join(found)}"
         )
@@ -114,7 +106,7 @@ def check_samplers(reports: Sequence[dict[str, Any]], config: RolloutSamplerConf
     if not config.batch_invariant:
         return line
     if not all(report["batch_invariant"] for report in reports):
-        raise WrongSamplerError(
+        raise StartUpError(
             "rollout_sampler.batch_invariant=True, but the engine has not switched its kernels: it "
             "has none for this device, or (vllm-ascend) neither Triton nor batch_invariant_ops"
         )

@@ -6,6 +6,7 @@ from typing import Any
 
 from sam_rollout.config import ConfigError
 from sam_rollout.heads.checkpoint import check_belongs, read_head
+from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockstep
 from sam_rollout.sources.model import ModelSourceConfig
 
 logger = logging.getLogger(__name__)
@@ -45,20 +46,6 @@ def check_drafter(
         raise ConfigError(f"{model.PATH}.max_tokens", model.max_tokens, allowed)
 
 
-def positions_note(model: ModelSourceConfig, positions: int | None, max_model_len: int) -> str:
-    """Return a warning if a text may have more tokens than the drafter has positions, else "".
-
-    In steps with such a text, vLLM skips the drafter (by the source of vLLM 0.24, 0.28 and 0.31).
-    """
-    if positions is None or positions >= max_model_len:
-        return ""
-    return (
-        f"{model.PATH}.path = {model.path!r} reads up to {positions} tokens "
-        f"(max_position_embeddings), but a text of the engine has up to {max_model_len}: in steps "
-        "with a longer text, vLLM does not run it for any request (docs/draft_models.md)"
-    )
-
-
 def check_engines_drafter(model: ModelSourceConfig, vllm_config: Any) -> None:
     """Compare an engine's drafter with the policy; give a Medusa head only the layers it needs.
 
@@ -77,10 +64,16 @@ def check_engines_drafter(model: ModelSourceConfig, vllm_config: Any) -> None:
         # vLLM 0.31 makes one output layer for each of the engine's k draft tokens, even if the
         # drafter has weights for fewer layers. It needs one layer for each token that it drafts.
         drafter.hf_config.num_lookahead_tokens = model.max_tokens
-    if note := positions_note(model, drafter.max_model_len, policy.max_model_len):
-        parallel = vllm_config.parallel_config
-        shares = parallel.enable_expert_parallel or getattr(policy, "is_moe", False)
-        if parallel.data_parallel_size > 1 and shares:
+    # In steps with a text that the drafter cannot read, vLLM skips the drafter (by the source of
+    # vLLM 0.24, 0.28 and 0.31).
+    if drafter.max_model_len < policy.max_model_len:
+        note = (
+            f"{model.PATH}.path = {model.path!r} reads up to {drafter.max_model_len} tokens "
+            f"(max_position_embeddings), but a text of the engine has up to {policy.max_model_len}:"
+            " in steps with a longer text, vLLM does not run it for any request "
+            "(docs/draft_models.md)"
+        )
+        if steps_in_lockstep(vllm_config):
             # Engines in lockstep would wait forever for an engine that skips its drafter.
             allowed = f"{note}; with engines in lockstep, positions must not be fewer"
             raise ConfigError(f"{model.PATH}.path", model.path, allowed)

@@ -78,7 +78,7 @@ class EngineDrafter(Wrapper):
 
     def take(self) -> tuple[np.ndarray, np.ndarray | None] | None:
         """Return this step's proposals for `Source.receive`; None if there are none."""
-        made, self._made = self._made, None
+        made = self.launched()
         if made is None:
             return None
         chances = None if made.chances is None else made.chances.cpu().numpy()

@@ -50,7 +50,6 @@ class OperatorCheck:
     draft_tokens: tuple[int, ...] = (1, 3, 8)  # per step; each number is tried in its own engine
     max_tokens: int = 512  # length of every text
     prompts: int = 8  # number of texts
-    seed: int = 0
     tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
@@ -155,7 +154,6 @@ def run(check: OperatorCheck) -> dict[str, Any]:
         # vLLM stops drafting close to this limit, so there is room for twice the draft tokens.
         "max_model_len": max(contexts) + check.max_tokens + 2 * max(check.draft_tokens),
         "max_num_seqs": check.prompts,
-        "seed": check.seed,
         "tensor_parallel_size": check.tensor_parallel_size,
         "logprobs_mode": "raw_logprobs",
         "worker_extension": EXTENSION,
@@ -203,7 +201,7 @@ def _sample(
     # The arguments include the worker extension, which this engine does not use.
     with offline_engine(check.model, SamConfig(enabled=False), SAMPLER, **arguments) as engine:
         own = [
-            {"max_tokens": check.max_tokens, "logprobs": 1, "seed": check.seed + number}
+            {"max_tokens": check.max_tokens, "logprobs": 1, "seed": number}
             for number in range(len(prompts))
         ]
         outputs = _ask(engine, prompts, own)

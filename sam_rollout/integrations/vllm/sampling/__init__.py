@@ -1,1 +1,1 @@
-"""Contains samplers that replace vLLM's samplers, and a clock for samplers."""
+"""Contains samplers that replace vLLM's samplers."""

@@ -22,6 +22,7 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from sam_rollout.config import ConfigError, RolloutSamplerConfig
 from sam_rollout.integrations.vllm.sampling.keyed_rows import KeyedRows
+from sam_rollout.integrations.vllm.trees.step_trees import TreeKeeper
 from sam_rollout.verification import (
     NO_TOKEN,
     DraftLayout,
@@ -30,6 +31,7 @@ from sam_rollout.verification import (
     verify_coupled,
     verify_vectorised,
 )
+from sam_rollout.verification.trees import verify_tree
 
 ACCEPT_STREAM = 1  # stream of random bits for accepting draft tokens; stream 0 draws tokens
 GREEDY_TEMPERATURE = 0.0
@@ -45,24 +47,6 @@ def _invert(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
 # Kind of sampler -> function that draws a token for each row. Its arguments are logits, float32
 # [rows, vocabulary], and random bits, int64 [rows].
 DRAW = {"vectorised": _invert, "coupled": draw_gumbel, "coupled_inversion": _invert}
-
-
-def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
-    """Replace the runner's samplers by ours; the configured kind must not be ``stock``.
-
-    Raises:
-        ConfigError: The engine's configuration needs something that our samplers lack.
-    """
-    sampler = model_runner.sampler
-    if isinstance(sampler.topk_topp_sampler, KeyedTopKTopPSampler):
-        return
-    rows = KeyedRows(model_runner)
-    rows.watch_batch()
-    sampler.topk_topp_sampler = KeyedTopKTopPSampler(sampler.logprobs_mode, rows, config)
-    if hasattr(model_runner, "rejection_sampler"):
-        model_runner.rejection_sampler = KeyedRejectionSampler(
-            sampler, model_runner.speculative_config, model_runner.device, rows, config
-        )
 
 
 def shared_noise(model_runner: Any) -> KeyedTopKTopPSampler | None:
@@ -179,6 +163,9 @@ class KeyedRejectionSampler(RejectionSampler):
     _scratch: torch.Tensor | None = None
     # int64 [rows], tokens that the last verify step drew; None unless `config.is_coupled`.
     row_tokens: torch.Tensor | None = None
+    trees: TreeKeeper | None = None  # None: all drafts are chains
+    # int64 [batch, max_drafts + 1], nodes of the last verify step's paths; None without trees.
+    path: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -272,7 +259,13 @@ class KeyedRejectionSampler(RejectionSampler):
     def _keep(
         self, layout: DraftLayout, drafts: torch.Tensor, row_tokens: torch.Tensor
     ) -> torch.Tensor:
-        return verify_coupled(layout, drafts, row_tokens)
+        trees = None if self.trees is None else self.trees.step
+        if self.trees is None or trees is None:
+            self.path = None
+            return verify_coupled(layout, drafts, row_tokens)
+        token_ids, self.path = verify_tree(layout, drafts, row_tokens, trees.shapes)
+        self.trees.accept(trees, self.path, token_ids)
+        return token_ids
 
     def _scratch_for(self, batch: int, probabilities: torch.Tensor) -> torch.Tensor:
         if self._scratch is None or len(self._scratch) < batch:
@@ -288,16 +281,15 @@ class KeyedRejectionSampler(RejectionSampler):
     ) -> LogprobsTensors:
         """Gather log-probabilities and ranks, one row for each token of [batch, max_drafts + 1]."""
         gathered = self.sampler.gather_logprobs(logprobs, count, row_tokens)
-        rows = self._kept_rows(layout).flatten()
+        rows = layout.rows  # the row that each token was drawn from
+        if self.path is not None:
+            rows = (layout.first_row.unsqueeze(1) + self.path).clamp_(max=layout.num_rows - 1)
+        rows = rows.flatten()
         return LogprobsTensors(
             gathered.logprob_token_ids[rows],
             gathered.logprobs[rows],
             gathered.selected_token_ranks[rows],
         )
-
-    def _kept_rows(self, layout: DraftLayout) -> torch.Tensor:
-        """Return the row that each token was drawn from, int64 [batch, max_drafts + 1]."""
-        return layout.rows
 
     def _process(self, logits: torch.Tensor, step: VerifyStep) -> torch.Tensor:
         """Apply all sampling parameters to logits, float32 [rows, vocabulary], in place."""
@@ -351,3 +343,26 @@ def is_active(processor: Any) -> bool:
     if isinstance(processor, MinTokensLogitsProcessor):
         return bool(processor.min_toks)
     return True
+
+
+def install_sampler(
+    model_runner: Any,
+    config: RolloutSamplerConfig,
+    drawing: type[KeyedTopKTopPSampler] = KeyedTopKTopPSampler,
+    verifying: type[KeyedRejectionSampler] = KeyedRejectionSampler,
+) -> None:
+    """Replace the runner's samplers by ours; the configured kind must not be ``stock``.
+
+    Raises:
+        ConfigError: The engine's configuration needs something that our samplers lack.
+    """
+    sampler = model_runner.sampler
+    if isinstance(sampler.topk_topp_sampler, KeyedTopKTopPSampler):
+        return
+    rows = KeyedRows(model_runner)
+    rows.watch_batch()
+    sampler.topk_topp_sampler = drawing(sampler.logprobs_mode, rows, config)
+    if hasattr(model_runner, "rejection_sampler"):
+        model_runner.rejection_sampler = verifying(
+            sampler, model_runner.speculative_config, model_runner.device, rows, config
+        )

@@ -1,25 +1,17 @@
 """Reserves placeholders for drafts in the schedule; `late_binding.py` fills them.
 
-With each step's output the worker sends a `Note`, which says whether the next scheduled step may
-have drafts. If so, placeholders are reserved for all requests, otherwise for none.
+With each step's output the worker sends a note, which says whether the next scheduled step may have
+drafts. If so, placeholders are reserved for all requests, otherwise for none.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
-
-class Note(NamedTuple):
-    """A message that the worker sends to the scheduler, together with a step's output."""
-
-    wants_drafts: bool  # whether the next scheduled step gets placeholders
-    # Number of placeholders that got a draft token, by request; None if there were no placeholders.
-    bound: Mapping[str, int] | None
-    wants_made: bool  # whether a draft model shall draft in the next scheduled step
-
-
-NOTE = "sam_rollout_note"  # attribute of a `ModelRunnerOutput` with the fields of a `Note`
+# Attribute of a `ModelRunnerOutput`. Its value is a tuple: whether the next scheduled step gets
+# placeholders; the number of placeholders that got a draft token, by request (None if there were no
+# placeholders); whether a draft model shall draft in the next scheduled step.
+NOTE = "sam_rollout_note"
 
 
 class LateBindingScheduler(AsyncScheduler):

@@ -4,10 +4,9 @@ Before each forward pass vLLM's data-parallel ranks sum a small tensor by an `al
 the shape [fields, ranks], and each rank fills one column. Our reports are further rows of that
 tensor. A separate collective could hang, because one rank might call it more often than another.
 
-We replace ``dist.all_reduce`` in the module that sums the tensor. With vLLM's runner, this is the
-module of ``coordinate_batch_across_dp``. With vllm-ascend's, it is the module of
-``NPUModelRunner._sync_metadata_across_dp``. Every rank replaces the function when its proposer
-is made, before its first step. We checked the source of vLLM 0.11 to 0.28 and of vllm-ascend 0.23.
+We replace ``dist.all_reduce`` in the module that sums the tensor (``coordinate_batch_across_dp``;
+in vllm-ascend ``NPUModelRunner._sync_metadata_across_dp``). Every rank does so before its first
+step. We checked the source of vLLM 0.11 to 0.28 and of vllm-ascend 0.23.
 """
 
 import sys
@@ -25,8 +24,8 @@ _LARGEST = torch.iinfo(torch.int32).max
 
 def steps_in_lockstep(vllm_config: Any) -> bool:
     """Whether other engines wait for each step of this engine, because they share experts."""
-    parallel = getattr(vllm_config, "parallel_config", None)
-    if parallel is None or parallel.data_parallel_size == 1:
+    parallel = vllm_config.parallel_config
+    if parallel.data_parallel_size == 1:
         return False
     return parallel.enable_expert_parallel or bool(vllm_config.model_config.is_moe)
 

@@ -45,7 +45,9 @@ class SyncScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        fetch_only_what_did_not_come()
+        from vllm.v1.engine.core import EngineCore
+
+        wrap_once(EngineCore, "post_step", _unless_drafts_came)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Schedule a step; a draft model whose drafts are not wanted runs only its first pass."""
@@ -63,13 +65,6 @@ class SyncScheduler(Scheduler):
         if drafts:
             self.update_draft_token_ids(DraftTokenIds(model_runner_output.req_ids, drafts))
         return outputs
-
-
-def fetch_only_what_did_not_come() -> None:
-    """Make engines skip the second message if drafts came with the output; safe to repeat."""
-    from vllm.v1.engine.core import EngineCore
-
-    wrap_once(EngineCore, "post_step", _unless_drafts_came)
 
 
 def _unless_drafts_came(original: Any) -> Any:

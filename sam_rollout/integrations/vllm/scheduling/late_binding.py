@@ -25,7 +25,7 @@ from numba import types
 from sam_rollout.automaton.compilation import INT32, INT32_2D, INT64, kernel, warm_up, written
 from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter, Made
 from sam_rollout.integrations.vllm.sampling.samplers import is_active
-from sam_rollout.integrations.vllm.scheduling.async_scheduler import NOTE, Note
+from sam_rollout.integrations.vllm.scheduling.async_scheduler import NOTE
 from sam_rollout.integrations.vllm.wrapping import Wrapper
 from sam_rollout.session.session import DraftSession
 
@@ -80,7 +80,7 @@ class Launched:
     """
 
     def __init__(
-        self, output: Any, start: np.ndarray, *, places: bool, whole: bool, made: Made | None = None
+        self, output: Any, start: np.ndarray, *, places: bool, whole: bool, made: Made | None
     ) -> None:
         self.request_ids: list[str] = output._model_runner_output.req_ids
         self.start, self.places, self.whole, self.made = start, places, whole, made
@@ -88,7 +88,7 @@ class Launched:
         self._arrived = output.async_copy_ready_event
         self._not_sampled: list[int] = output._invalid_req_indices
         self._urgent = False  # whether the device idles until the next step is launched
-        self._over = threading.Event()
+        self.launched_next = threading.Event()
         output.async_copy_ready_event = self
 
     def synchronize(self) -> None:
@@ -99,16 +99,12 @@ class Launched:
         """
         self._arrived.synchronize()
         if self._urgent:
-            self._over.wait(_PATIENCE_S)
-
-    def launched_next(self) -> None:
-        """Let a waiting thread continue, because the next step was launched."""
-        self._over.set()
+            self.launched_next.wait(_PATIENCE_S)
 
     def wait(self, *, urgent: bool = False) -> np.ndarray:
         """Wait for the tokens, then return them, int32[B, N]; a row ends at the first invalid id.
 
-        If the next launch waits for the tokens (`urgent`), call `launched_next` after the launch.
+        If the next launch waits for the tokens (`urgent`), set `launched_next` after the launch.
         """
         self._urgent = urgent
         if urgent:  # the event's `synchronize` would return later
@@ -176,7 +172,7 @@ class LateBinding(Wrapper):
             self._fill(before)
         output = self._wrapped["_model_forward"](*args, **kwargs)
         if self._awaited is not None:
-            self._awaited.launched_next()
+            self._awaited.launched_next.set()
         return output
 
     def _sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
@@ -402,5 +398,5 @@ class LateBinding(Wrapper):
             )  # fmt: skip
         is_probed = self._drafter is not None and self._drafter.is_probed
         wants_made = self._session.wants_made or is_probed
-        note = Note(self._session.wants_drafts, self._bound if places else None, wants_made)
-        setattr(output._model_runner_output, NOTE, tuple(note))
+        note = self._session.wants_drafts, self._bound if places else None, wants_made
+        setattr(output._model_runner_output, NOTE, note)

@@ -18,15 +18,14 @@ _OURS = "sam_rollout"  # attribute that marks our configurations
 
 
 def mark_as_ours(speculative_config: Any) -> None:
-    """Mark an engine's configuration as ours, so that requests to the engine are checked."""
+    """Mark an engine's configuration, so that requests to the engine are checked."""
     setattr(speculative_config, _OURS, True)
 
 
 def keep_rules_with_drafts() -> None:
-    """Make vLLM look for stop strings token by token, and refuse some parameters.
+    """Look for stop strings token by token; let engines with our drafter refuse some parameters.
 
-    Engines with our drafter then refuse requests that set one of the parameters in `REFUSED`. Call
-    this function in the process that accepts requests. Repeated calls are safe.
+    Call this function in the process that accepts requests. Repeated calls are safe.
     """
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer

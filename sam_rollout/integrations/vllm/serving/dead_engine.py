@@ -40,10 +40,7 @@ def first_of(error: BaseException) -> BaseException:
 
 
 class _CauseKeeper(logging.Handler):
-    """Writes down the first exception that ends an engine's process.
-
-    The variable `CAUSE_ENV` names the file.
-    """
+    """Writes down the first exception that ends an engine's process."""
 
     def emit(self, record: logging.LogRecord) -> None:
         path, error = os.environ.get(CAUSE_ENV), record.exc_info and record.exc_info[1]
@@ -71,10 +68,7 @@ def cause_of_death() -> str:
 
 
 def answer_or_die() -> None:
-    """Patch vLLM's client: if an engine dies, each call that waits for it raises an error.
-
-    It is safe to call this function repeatedly.
-    """
+    """Let calls that wait for an engine raise an error if it dies; safe to call repeatedly."""
     import vllm
     from vllm.v1.engine.core_client import AsyncMPClient
 

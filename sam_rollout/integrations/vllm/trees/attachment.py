@@ -8,7 +8,6 @@ from sam_rollout.integrations.vllm.sampling.samplers import keeps_draws
 from sam_rollout.integrations.vllm.trees.drafter_inputs import DrafterInputs
 from sam_rollout.integrations.vllm.trees.step_trees import TreeKeeper
 from sam_rollout.integrations.vllm.trees.tree_attention import attention_layers
-from sam_rollout.integrations.vllm.trees.tree_sampler import with_trees
 from sam_rollout.integrations.vllm.wrapping import Wrapper
 
 # Device, as vLLM's platform names it -> the attention that verifies trees there.
@@ -77,6 +76,6 @@ def attach_trees(runner: Any, with_model: bool) -> tuple[TreeKeeper, list[Wrappe
     """
     keeper = TreeKeeper(runner)
     attention = _attention_of_device()(runner, keeper)
-    sampler = with_trees(runner.rejection_sampler, keeper, attention.accept)
-    keeper.replace(runner, "rejection_sampler", sampler)
-    return keeper, [attention, *([DrafterInputs(runner, keeper, sampler)] if with_model else [])]
+    keeper.accept = attention.accept
+    keeper.replace(runner.rejection_sampler, "trees", keeper)
+    return keeper, [attention, *([DrafterInputs(runner, keeper)] if with_model else [])]

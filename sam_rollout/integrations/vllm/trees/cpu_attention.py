@@ -7,9 +7,8 @@ and the path's keys and values are written to this page and the spare pages afte
 several paths share is computed in only one of them. Because a path is a text, attention sums over a
 token's context in the same order as in plain decoding. So the sampler draws the same token.
 
-In each layer, every branch costs the copy of one page. This is little, because a step reads all
-weights of the model anyway. Whole pages are copied, and vLLM's own operator fills them, so this
-module does not depend on the layout of a page.
+Whole pages are copied, and vLLM's own operator fills them, so this module does not depend on the
+layout of a page.
 """
 
 import dataclasses

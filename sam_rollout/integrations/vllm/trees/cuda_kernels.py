@@ -20,10 +20,8 @@ def add_trees(
     """Compute attention inside the trees, and merge it with the attention to the context.
 
     Args:
-        step: R trees of T tokens.
         query, output: [step's tokens, heads, head size]; the result is written to `output`.
         key, value: [step's tokens, heads of the cache, head size].
-        scale: factor of the scores.
         context: results for the text before the trees, [R * T, heads, head size], and their
             log-sum-exps, float32 [heads, R * T].
     """

@@ -11,47 +11,38 @@ from typing import Any
 import torch
 
 from sam_rollout.integrations.vllm.trees.step_trees import StepTrees, TreeKeeper
-from sam_rollout.integrations.vllm.trees.tree_sampler import TreeRejectionSampler
 from sam_rollout.integrations.vllm.wrapping import Wrapper
 
 
 class DrafterInputs(Wrapper):
     """Rearranges a runner's tensors before vLLM's drafter runs (`propose_draft_token_ids`)."""
 
-    def __init__(self, runner: Any, keeper: TreeKeeper, sampler: TreeRejectionSampler) -> None:
+    def __init__(self, runner: Any, keeper: TreeKeeper) -> None:
         super().__init__()
-        self._runner, self._keeper, self._sampler = runner, keeper, sampler
+        self._runner, self._keeper = runner, keeper
         self._propose = self.replace(runner, "propose_draft_token_ids", self._proposing)
 
     def _proposing(self, *args: Any, **kwargs: Any) -> Any:
-        trees, path = self._keeper.step, self._sampler.path
+        trees, path = self._keeper.step, self._runner.rejection_sampler.path
         if trees is not None and path is not None:
-            _, _, _, hidden, sample_hidden, aux_hidden, *_ = args
-            self._move(trees, path, hidden, sample_hidden, aux_hidden or [])
+            self._move(trees, path, *args[3:6])
         return self._propose(*args, **kwargs)
 
     def _move(
         self,
         trees: StepTrees,
-        path: torch.Tensor,
-        hidden: torch.Tensor,
-        sample_hidden: torch.Tensor,
-        aux_hidden: list[torch.Tensor],
+        path: torch.Tensor,  # int64 [B, N + 1]
+        hidden: torch.Tensor,  # [tokens, ...], of the step's tokens
+        sample_hidden: torch.Tensor,  # [rows, ...], of tokens after which a token was sampled
+        aux_hidden: list[torch.Tensor] | None,  # [tokens, ...] each
     ) -> None:
-        """Move accepted tokens and their hidden states to the indices that a chain would have.
-
-        Args:
-            path: int64 [B, N + 1], the accepted path's node at each depth, 0 beyond the path's end.
-            hidden, aux_hidden: [tokens, ...], hidden states of the step's tokens.
-            sample_hidden: [rows, ...], hidden states of the tokens after which a token was sampled.
-        """
         runner, device = self._runner, path.device
         depth = torch.arange(path.shape[1], device=device)
         first = torch.from_numpy(trees.first).to(device, torch.int64)
         counts = torch.from_numpy(trees.counts).to(device, torch.int64)
         moves = (path > 0) & (path != depth)
         source, target = ((first[:, None] + nodes)[moves] for nodes in (path, depth))
-        for tensor in (runner.input_ids.gpu, hidden, *aux_hidden):
+        for tensor in (runner.input_ids.gpu, hidden, *(aux_hidden or ())):
             tensor[target] = tensor[source]
         rows = counts.cumsum(0) - counts + torch.arange(len(counts), device=device)
         source, target = ((rows[:, None] + nodes)[moves] for nodes in (path, depth))

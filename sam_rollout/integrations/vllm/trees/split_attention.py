@@ -58,23 +58,15 @@ class SplitStep(NamedTuple):
     is_whole: bool  # whether the step has no other tokens
 
     @classmethod
-    def of_runner(cls, runner: Any, trees: StepTrees, table: torch.Tensor) -> SplitStep:
-        """Read the trees of a runner's step; see `of` for `table`."""
-        rows = len(trees.counts)
-        starts = runner.query_start_loc.np[: rows + 1]
-        return cls.of(trees, starts, runner.input_batch.num_computed_tokens_cpu[:rows], table)
-
-    @classmethod
     def of(
         cls, trees: StepTrees, starts: np.ndarray, computed: np.ndarray, table: torch.Tensor
     ) -> SplitStep:
-        """Read the branching trees of a step; there must be at least one.
+        """Read the branching trees of a step of B requests; there must be at least one tree.
 
         Args:
-            trees: the step's trees.
-            starts: int32 [B + 1], where each request's tokens begin among the step's tokens.
-            computed: int [B], number of each text's tokens before the step.
-            table: int32 [B, blocks], the pages of all texts.
+            starts: int32 [B + 1 or more], where each request's tokens begin in the step.
+            computed: int32 [B or more], number of each text's tokens before the step.
+            table: int32 [B or more, blocks], the pages of all texts.
         """
         rows, count, nodes = trees.branching, len(trees.branching), trees.parents.shape[1] + 1
         tokens = np.empty((count, nodes), np.int64)
@@ -141,11 +133,12 @@ class SplitTreeAttention(TreeAttention):
 
     def __init__(self, runner: Any, keeper: TreeKeeper) -> None:
         super().__init__(runner, keeper)
-        warm_up_steps()
         self._caches: dict[Any, Any] = {}  # layer -> its cache
 
     def make_plan(self, trees: StepTrees, metadata: Any) -> SplitStep:
-        return SplitStep.of_runner(self._runner, trees, getattr(metadata, self.table_name))
+        runner, table = self._runner, getattr(metadata, self.table_name)
+        computed = runner.input_batch.num_computed_tokens_cpu
+        return SplitStep.of(trees, runner.query_start_loc.np, computed, table)
 
     def accept(self, trees: StepTrees, path: torch.Tensor, token_ids: torch.Tensor) -> None:
         slots = self._runner.input_batch.block_table[0].slot_mapping.gpu

@@ -1,5 +1,6 @@
 """Describes the trees of the current step in the form that each part of the runner needs."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,7 +82,11 @@ class TreeKeeper(Wrapper):
 
     Attributes:
         step: trees of the current verify step; None if all its drafts are chains.
+        accept: called with `step`, the nodes of each accepted path, int64 [B, N + 1], and the
+            sampled tokens.
     """
+
+    accept: Callable[[StepTrees, torch.Tensor, torch.Tensor], None]
 
     def __init__(self, runner: Any) -> None:
         super().__init__()

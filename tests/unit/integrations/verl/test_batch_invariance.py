@@ -6,7 +6,7 @@ from sam_rollout.integrations.verl.checks import batch_invariance_rules
 from sam_rollout.integrations.verl.environment import environment
 from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.integrations.vllm.batch_invariance import BATCH_INVARIANT_ENV
-from sam_rollout.integrations.vllm.drafting.startup_check import WrongSamplerError, check_samplers
+from sam_rollout.integrations.vllm.drafting.startup_check import StartUpError, check_samplers
 from tests.unit.integrations.verl.test_checks import ENGINE, ROLLOUT, composed
 
 SWITCH = "rollout_sampler.batch_invariant"
@@ -64,6 +64,6 @@ def test_an_engine_that_did_not_switch_is_refused():
     asked = RolloutSamplerConfig(batch_invariant=True)
     on, off = ({"sampler": "coupled", "batch_invariant": value} for value in (True, False))
     assert check_samplers([on, on], asked).endswith("2 worker(s), batch-invariant kernels")
-    with pytest.raises(WrongSamplerError, match="batch_invariant=True, but"):
+    with pytest.raises(StartUpError, match="batch_invariant=True, but"):
         check_samplers([on, off], asked)
     assert "invariant" not in check_samplers([off], RolloutSamplerConfig())

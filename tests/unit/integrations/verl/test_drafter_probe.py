@@ -7,7 +7,7 @@ import pytest
 from sam_rollout.config import SamConfig
 from sam_rollout.integrations.verl.drafter_probe import DrafterProbe, needs_probe
 from sam_rollout.integrations.verl.server import sleep_level
-from sam_rollout.integrations.vllm.drafting.startup_check import PROBE_TOKENS, DeadDrafterError
+from sam_rollout.integrations.vllm.drafting.startup_check import PROBE_TOKENS, StartUpError
 from sam_rollout.integrations.vllm.serving.engine_group import EngineRecorders
 
 JOINED = SamConfig.from_mapping(
@@ -61,7 +61,7 @@ def test_a_dead_model_ends_the_run_with_one_line():
     probe, engine = probe_of(right=2)
     found = r"'some/model' \(draft_model\): of 63 .* 2 were"
     for _ in range(2):
-        with pytest.raises(DeadDrafterError, match=found):
+        with pytest.raises(StartUpError, match=found):
             asyncio.run(ask(probe, 1))
     assert len(engine.prompts) == 1, "the first probe decides for all"
 

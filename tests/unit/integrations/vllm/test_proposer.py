@@ -31,6 +31,7 @@ def vllm_config(config: SamConfig) -> SimpleNamespace:
             max_num_seqs=MAX_ROWS, max_num_batched_tokens=64, scheduler_cls=None
         ),
         model_config=SimpleNamespace(max_model_len=MAX_LENGTH, get_vocab_size=lambda: 1000),
+        parallel_config=SimpleNamespace(data_parallel_size=1),
     )
 
 

@@ -5,8 +5,7 @@ import pytest
 
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.integrations.vllm.drafting.startup_check import (
-    WrongDrafterError,
-    WrongSamplerError,
+    StartUpError,
     check_drafters,
     check_samplers,
 )
@@ -89,11 +88,11 @@ def test_the_right_drafter_is_one_line(reports, config, line):
     ids=["ngram", "ngram on one", "none", "no worker", "ours though off", "other settings"],
 )
 def test_another_drafter_is_refused(reports, config, named):
-    with pytest.raises(WrongDrafterError, match=named):
+    with pytest.raises(StartUpError, match=named):
         check_drafters(reports, config)
 
 
 @pytest.mark.parametrize("found", [["stock"], ["coupled", "stock"], []])
 def test_another_sampler_is_refused(found):
-    with pytest.raises(WrongSamplerError, match="kind=coupled"):
+    with pytest.raises(StartUpError, match="kind=coupled"):
         check_samplers([{"sampler": kind} for kind in found], RolloutSamplerConfig("coupled"))

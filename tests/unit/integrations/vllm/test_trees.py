@@ -80,8 +80,9 @@ def test_what_the_scheduler_has_cut_to_a_chain_is_no_tree():
 
 def test_a_model_that_drafts_reads_accepted_tokens_first():
     runner, keeper = step_of([BRANCHES, CHAIN], [4, 2])
-    sampler = SimpleNamespace(path=torch.tensor([[0, 1, 3, 4, 0], [0, 1, 0, 0, 0]]))
-    inputs = DrafterInputs(runner, keeper, sampler)
+    path = torch.tensor([[0, 1, 3, 4, 0], [0, 1, 0, 0, 0]])
+    runner.rejection_sampler = SimpleNamespace(path=path)
+    inputs = DrafterInputs(runner, keeper)
     hidden, of_rows, auxiliary = (torch.arange(8.0)[:, None] + shift for shift in (0, 10, 20))
     runner.propose_draft_token_ids(None, None, None, hidden, of_rows, [auxiliary], None)
     order = [0, 1, 3, 4, 4, 5, 6, 7]
