@@ -13,21 +13,21 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from omegaconf import DictConfig
 
-from sam_rollout.automaton.interface import places_of
+from sam_rollout.automaton.interface import LARGEST_AUTOMATON, places_of
 from sam_rollout.config import RunConfig, SamConfig
 from sam_rollout.integrations.verl.data_checks import data_files
 from sam_rollout.integrations.verl.layouts import rollout_layout
 from sam_rollout.integrations.verl.policy_model import policy_shape, read_config
 from sam_rollout.integrations.vllm.hybrids import WITHOUT_DRAFTS, is_hybrid
 from sam_rollout.sizing.drafting import RolloutRound
-from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN, MOST_SHARED_TOKENS
+from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN
 from sam_rollout.sources.support.text_store import BYTES_PER_TOKEN
 
 # With `when: fits`, the source `run` is used only if one round's texts fill at most 1 / ROUND_SHARE
 # of the source's memory.
 ROUND_SHARE = 4
 # Largest size in bytes of the folder of ended responses, if only a resumed run reads this folder.
-BYTES_TO_RESUME = 4 * MOST_SHARED_TOKENS
+BYTES_TO_RESUME = 4 * LARGEST_AUTOMATON
 
 
 def settle_sources(config: DictConfig, run: RunConfig) -> RunConfig:
@@ -63,7 +63,7 @@ def _settled(config: DictConfig, run: RunConfig) -> tuple[SamConfig, list[str]]:
         round_ = rollout_round(config, run)
         tokens = round_.per_engine * places_of(round_.response_tokens)
         most = sources.run.max_bytes // LIVE_BYTES_PER_TOKEN
-        most = min(most, MOST_SHARED_TOKENS) // ROUND_SHARE
+        most = min(most, LARGEST_AUTOMATON) // ROUND_SHARE
         fits = tokens <= most
         settled = {"when": "always"} if fits else {"enabled": False}
         sources = replace(sources, run=replace(sources.run, **settled))
