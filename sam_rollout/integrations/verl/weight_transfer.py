@@ -29,37 +29,25 @@ def _side_channel(zmq_handle: str) -> str:
     return f"{zmq_handle}.failed"
 
 
-def tell_sender(zmq_handle: str, error: BaseException) -> None:
-    """Send a receiver's error to the sender of a weight sync."""
-    with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
-        socket.setsockopt(zmq.LINGER, LINGER_MS)  # not forever, because the sender may have ended
-        socket.connect(_side_channel(zmq_handle))
-        with contextlib.suppress(zmq.ZMQError):
-            socket.send_string(describe(first_of(error)), zmq.NOBLOCK)
-
-
 class _WatchedSocket:
     """The sender's socket; waiting for it raises an error if the receiver reports one."""
 
     def __init__(self, socket: Any, failures: Any) -> None:
         self._socket, self._failures = socket, failures
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._socket, name)
+        self._poller = zmq.Poller()
+        self._poller.register(socket)  # ready to send or to receive, whichever comes next
+        self._poller.register(failures, zmq.POLLIN)
 
     def send_pyobj(self, content: Any) -> None:
-        self._wait_for(zmq.POLLOUT)
+        self._wait()
         self._socket.send_pyobj(content)
 
     def recv(self) -> bytes:
-        self._wait_for(zmq.POLLIN)
+        self._wait()
         return self._socket.recv()
 
-    def _wait_for(self, event: int) -> None:
-        poller = zmq.Poller()
-        poller.register(self._socket, event)
-        poller.register(self._failures, zmq.POLLIN)
-        if self._socket not in dict(poller.poll()):
+    def _wait(self) -> None:
+        if self._socket not in dict(self._poller.poll()):
             raise WeightSyncError(self._failures.recv_string())
 
     def close(self) -> None:
@@ -105,5 +93,10 @@ class WeightReceiving:
             with ties_over_buckets():
                 super().update_weights_from_ipc(*args, **kwargs)  # type: ignore[misc]
         except Exception as error:
-            tell_sender(self._get_zmq_handle(), error)  # type: ignore[attr-defined]
+            handle = self._get_zmq_handle()  # type: ignore[attr-defined]
+            with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+                socket.setsockopt(zmq.LINGER, LINGER_MS)  # the sender may have ended
+                socket.connect(_side_channel(handle))
+                with contextlib.suppress(zmq.ZMQError):
+                    socket.send_string(describe(first_of(error)), zmq.NOBLOCK)
             raise
