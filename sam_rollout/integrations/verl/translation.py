@@ -24,7 +24,9 @@ def translate(config: DictConfig, run: RunConfig) -> None:
         config.coupling = run.sampler.coupling
         _configure_engine(config, run)
         _configure_sampling(config, run)
-        _configure_validation(config)
+        validation = config.actor_rollout_ref.rollout.val_kwargs
+        if not validation.do_sample:  # verl 0.9.1's V1 trainer ignores this key
+            validation.temperature, validation.top_p, validation.top_k = 0.0, 1.0, -1
     # References are resolved now, because Ray's processes lack our resolvers.
     OmegaConf.resolve(config)
 
@@ -65,10 +67,3 @@ def _configure_sampling(config: DictConfig, run: RunConfig) -> None:
         "max_inflight_gen_batches": filter_groups.max_inflight_gen_batches,
         "poll_interval_s": run.sampling.poll_interval_s,
     }
-
-
-def _configure_validation(config: DictConfig) -> None:
-    """Make validation with `do_sample=false` greedy; verl 0.9.1's V1 trainer ignores that key."""
-    validation = config.actor_rollout_ref.rollout.val_kwargs
-    if not validation.do_sample:
-        validation.temperature, validation.top_p, validation.top_k = 0.0, 1.0, -1
