@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig
 
 from sam_rollout.automaton.interface import LARGEST_AUTOMATON, places_of
-from sam_rollout.config import RunConfig, SamConfig
+from sam_rollout.config import RunConfig
 from sam_rollout.integrations.verl.data_checks import data_files
 from sam_rollout.integrations.verl.layouts import rollout_layout
 from sam_rollout.integrations.verl.policy_model import policy_shape, read_config
@@ -32,29 +32,6 @@ BYTES_TO_RESUME = 4 * LARGEST_AUTOMATON
 
 def settle_sources(config: DictConfig, run: RunConfig) -> RunConfig:
     """Decide the sources' open settings, and list each decision in `RunConfig.decisions`."""
-    sam, lines = _settled(config, run)
-    decisions = tuple(lines) if run.sam.enabled else ()
-    own = read_config(config)
-    hybrid = bool(policy_shape(config)[0].linear_layers) if own is None else is_hybrid(own)
-    if run.sam.enabled and hybrid:
-        sam, decisions = replace(sam, enabled=False), (WITHOUT_DRAFTS,)
-    return replace(run, sam=sam, decisions=decisions)
-
-
-def rollout_round(config: DictConfig, run: RunConfig) -> RolloutRound:
-    """Return the number and lengths of texts in one of the run's generation rounds."""
-    rollout, data = config.actor_rollout_ref.rollout, config.data
-    return RolloutRound(
-        prompts=max(run.sampling.gen_batch_size, data.train_batch_size),
-        siblings=rollout.n,
-        engines=rollout_layout(config).engines,
-        max_num_seqs=rollout.max_num_seqs,
-        prompt_tokens=data.max_prompt_length,
-        response_tokens=data.max_response_length,
-    )
-
-
-def _settled(config: DictConfig, run: RunConfig) -> tuple[SamConfig, list[str]]:
     sources: Any = run.sam.sources  # one field for each registered source
     lines = []
     if sources.run.enabled and sources.run.corpus:  # the user named a corpus to draft from
@@ -87,7 +64,26 @@ def _settled(config: DictConfig, run: RunConfig) -> tuple[SamConfig, list[str]]:
         # again whenever the path changes.
         path = texts.path if sources.run.enabled else ""
         texts = replace(texts, path=path, max_bytes=min(texts.max_bytes, BYTES_TO_RESUME))
-    return replace(run.sam, sources=sources, texts=texts), lines
+    own = read_config(config)
+    hybrid = bool(policy_shape(config)[0].linear_layers) if own is None else is_hybrid(own)
+    enabled = run.sam.enabled and not hybrid
+    if not enabled:
+        lines = [WITHOUT_DRAFTS] if run.sam.enabled else []
+    sam = replace(run.sam, enabled=enabled, sources=sources, texts=texts)
+    return replace(run, sam=sam, decisions=tuple(lines))
+
+
+def rollout_round(config: DictConfig, run: RunConfig) -> RolloutRound:
+    """Return the number and lengths of texts in one of the run's generation rounds."""
+    rollout, data = config.actor_rollout_ref.rollout, config.data
+    return RolloutRound(
+        prompts=max(run.sampling.gen_batch_size, data.train_batch_size),
+        siblings=rollout.n,
+        engines=rollout_layout(config).engines,
+        max_num_seqs=rollout.max_num_seqs,
+        prompt_tokens=data.max_prompt_length,
+        response_tokens=data.max_response_length,
+    )
 
 
 def _none_serves_later(config: DictConfig, run: RunConfig) -> str:
