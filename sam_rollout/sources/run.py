@@ -149,9 +149,9 @@ class RunTexts(GroupedTexts[str]):
         self._reading: Future[list[Int32Array]] | None = None  # the previous run's texts
         self._executor = ThreadPoolExecutor(1, "sam-run-texts")
         self._making: _Making | None = None  # successor of the training split's automaton
-        self.failures = 0  # number of successors that could not be made
-        self.restarts = 0  # number of automata that were replaced by a successor
-        self.seeded_tokens = 0  # tokens of ended texts with which successors began
+        # Numbers of replaced automata, of tokens with which their successors began, and of
+        # successors that could not be made.
+        self._counts = dict.fromkeys(("restarts", "seeded_tokens", "failures"), 0)
 
     def key_of(self, identity: RequestIdentity | None) -> str:
         """Return the request's split."""
@@ -192,11 +192,7 @@ class RunTexts(GroupedTexts[str]):
 
     def counters(self) -> Mapping[str, int]:
         """Return numbers of replaced automata, of tokens in new successors, and of failures."""
-        return {
-            "run_restarts": self.restarts,
-            "run_seeded_tokens": self.seeded_tokens,
-            "run_failures": self.failures,
-        }
+        return {f"run_{name}": count for name, count in self._counts.items()}
 
     @property
     def _nbytes(self) -> int:
@@ -240,12 +236,12 @@ class RunTexts(GroupedTexts[str]):
     def _take_over(self, group: Group[str], making: _Making) -> None:
         """Let a successor take over, and read the newest texts that ended meanwhile."""
         if (error := making.made.exception()) is not None:
-            if not self.failures:
+            if not self._counts["failures"]:
                 logger.warning(
                     "The run's older texts cannot be taken over; the rollout goes on without them.",
                     exc_info=error,
                 )
-            self.failures += 1
+            self._counts["failures"] += 1
             return
         automaton = self.pool.adopt(making.pool)
         places = making.room.places - self.pool.places_of_automaton(automaton)
@@ -287,8 +283,8 @@ class RunTexts(GroupedTexts[str]):
         super()._succeed(group, automaton, seeded_tokens)
         nbytes = self.pool.nbytes_of_automaton(automaton)
         self._groups[group.key].due_at = nbytes + self._growth
-        self.restarts += 1
-        self.seeded_tokens += seeded_tokens
+        self._counts["restarts"] += 1
+        self._counts["seeded_tokens"] += seeded_tokens
 
     def _give_up(self, group: Group[str]) -> None:
         super()._give_up(group)
