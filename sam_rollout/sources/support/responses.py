@@ -88,7 +88,7 @@ class Responses:
         self._unwritten: list[Text] = []  # responses for the next file
         self._unwritten_bytes = 0
         self._waiting_bytes = 0  # bytes of `_unwritten` and `_waiting` together
-        self._is_wanted = self._off = self._is_behind = False
+        self._is_wanted = self._is_behind = False
         self.ended: dict[str, Ended] = {}  # request that the last `finish` ended -> its text
         # Key of an interrupted response -> its group. A request of a later step continues the
         # response. That request has the whole text, so the interrupted part is not kept.
@@ -98,7 +98,7 @@ class Responses:
     @property
     def keeps(self) -> bool:
         """Whether ended responses are written to a folder."""
-        return self._store is not None and self._is_wanted and not self._off
+        return self._store is not None and self._is_wanted and not self.failures
 
     @property
     def nbytes(self) -> int:
@@ -182,7 +182,7 @@ class Responses:
 
     def fail(self, error: BaseException) -> None:
         """Stop using the disk, and log a warning once."""
-        if self._off:
+        if self.failures:
             return
         logger.warning(
             "The responses kept in %s cannot be read or written any more; the rollout continues "
@@ -191,7 +191,6 @@ class Responses:
             exc_info=error,
         )
         self.failures += 1
-        self._off = True
         self._waiting.clear()
         self._unwritten = []
         self._unwritten_bytes = self._waiting_bytes = 0
