@@ -5,7 +5,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from sam_rollout.config import RunConfig, SamConfig
 from sam_rollout.integrations.verl.graphs import SIZES, capture_sizes
 from sam_rollout.integrations.verl.model_drafter import with_first_head
-from sam_rollout.integrations.verl.registered_names import ASYNC_TRAINERS, SAMPLER_MODULE
+from sam_rollout.integrations.verl.registered_names import ASYNC_TRAINERS
 from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.integrations.vllm.engine_settings import EngineSettings
 from sam_rollout.telemetry.records import ASKED
@@ -52,7 +52,7 @@ def _configure_sampling(config: DictConfig, run: RunConfig) -> None:
     filter_groups = config.algorithm.filter_groups
     filter_groups.enable = run.sampling.kind != "none"
     sampler = config.trainer.v1.sampler
-    sampler.custom_sampler.path = SAMPLER_MODULE
+    sampler.custom_sampler.path = "pkg://sam_rollout.integrations.verl.sampler"
     sampler.custom_sampler.name = "RoundsReplayBuffer"
     if config.trainer.v1.trainer_mode in ASYNC_TRAINERS:
         sampler.custom_sampler.name = "AsyncRefillReplayBuffer"

@@ -18,15 +18,12 @@ from sam_rollout.integrations.verl.failures import describe
 from sam_rollout.integrations.vllm.serving.dead_engine import first_of
 from sam_rollout.integrations.vllm.serving.tied_weights import ties_over_buckets
 
+SIDE_CHANNEL = ".failed"  # end of the second socket's address
 LINGER_MS = 2000  # A receiver's error has to reach the sender within this time.
 
 
 class WeightSyncError(RuntimeError):
     """The engine could not load the weights; the message is the engine's first error."""
-
-
-def _side_channel(zmq_handle: str) -> str:
-    return f"{zmq_handle}.failed"
 
 
 class _WatchedSocket:
@@ -61,7 +58,7 @@ class WatchedSender(BucketedWeightSender):
     def _init_socket(self) -> None:
         super()._init_socket()
         failures = self.zmq_context.socket(zmq.PULL)
-        failures.bind(_side_channel(self.zmq_handle))
+        failures.bind(self.zmq_handle + SIDE_CHANNEL)
         self.socket: Any = _WatchedSocket(self.socket, failures)
 
 
@@ -96,7 +93,7 @@ class WeightReceiving:
             handle = self._get_zmq_handle()  # type: ignore[attr-defined]
             with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
                 socket.setsockopt(zmq.LINGER, LINGER_MS)  # the sender may have ended
-                socket.connect(_side_channel(handle))
+                socket.connect(handle + SIDE_CHANNEL)
                 with contextlib.suppress(zmq.ZMQError):
                     socket.send_string(describe(first_of(error)), zmq.NOBLOCK)
             raise
