@@ -134,11 +134,6 @@ class SamHttpServer(vLLMHttpServer):
         if needs_probe(settings.sam):
             self._probe = DrafterProbe(self.engine, settings.sam, self._recorders)
         await ask_engines(self.engine, "sam_drain")  # drops the warm-up's records
-        if self.engine.logger_manager is None:
-            raise RuntimeError(
-                "rollout.disable_log_stats=True leaves no per-step statistics to record: "
-                "set actor_rollout_ref.rollout.disable_log_stats=False"
-            )
         self.engine.logger_manager.stat_loggers.append(self._recorders)
 
     async def _warm_up(self, engine: int) -> None:
