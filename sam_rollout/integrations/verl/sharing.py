@@ -109,11 +109,7 @@ class TextSharing:
     """
 
     def __init__(
-        self,
-        replica: int,
-        servers: Mapping[int, Any],
-        engines: int,
-        exchange: Exchange,
+        self, replica: int, servers: Mapping[int, Any], engines: int, exchange: Exchange
     ) -> None:
         self._replica = replica
         self._peers = {
@@ -133,8 +129,8 @@ class TextSharing:
     async def start(self) -> None:
         """Begin to share; do nothing if there is no other engine."""
         if self._peers or len(self._arrived) > 1:
-            nothing: list[list[tuple]] = [[] for _ in self._arrived]
-            await self._exchange(nothing)  # From now on engines store the pieces that they sample.
+            # From now on engines store the pieces that they sample.
+            await self._exchange([[] for _ in self._arrived])
             self._task = asyncio.create_task(self._run())
 
     @contextlib.contextmanager

@@ -118,9 +118,8 @@ def _rows_and_prompts(files: tuple[str, ...], key: str) -> tuple[int, int]:
 
 
 def _texts(prompts: pa.Array) -> pa.Array:
-    if not (pa.types.is_list(prompts.type) or pa.types.is_large_list(prompts.type)):
-        return prompts
-    if not pa.types.is_struct(prompts.type.value_type):
+    is_list = pa.types.is_list(prompts.type) or pa.types.is_large_list(prompts.type)
+    if not is_list or not pa.types.is_struct(prompts.type.value_type):
         return prompts
     # Some Parquet writers use wider types than `binary_join` accepts.
     contents = prompts.values.field("content").cast(pa.string())

@@ -79,10 +79,7 @@ class OwnTexts:
         self.nbytes = 0
 
     def pieces(self, origin: str) -> list[Piece]:
-        """Return the tokens sampled since the last call.
-
-        The responses are named `<origin>/<number>`.
-        """
+        """Return tokens sampled since the last call; responses are named `<origin>/<number>`."""
         pieces = list(self._ended)
         self.forget_ended()
         for request_id, identity in self._responses.live() if self.room else ():
