@@ -44,6 +44,7 @@ def make_sources(sections: Any, limits: Limits, responses: Responses) -> list[So
     for entry in SOURCES:
         section = getattr(sections, entry.name)
         if section.enabled and (source := entry.make(section, limits, responses)) is not None:
+            source.name = entry.name
             made.append(source)
     if not made:
         enabled = [entry.name for entry in SOURCES if getattr(sections, entry.name).enabled]

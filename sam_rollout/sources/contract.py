@@ -76,7 +76,7 @@ class Source:
     for the same request until the next `bind`. No method may raise, whatever a row contains.
     """
 
-    name: str  # the key under `sam.sources`
+    name: str  # the key under `sam.sources`, set when the source is made
     needs_identity: bool = False  # whether the source needs requests' identities
 
     def bind(self, request_ids: Sequence[str], identities: Identities) -> None:

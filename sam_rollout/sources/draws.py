@@ -37,8 +37,6 @@ class DrawsSourceConfig(Section):
 class PositionDraws(Source):
     """Keeps a table of draws by position for each row; a preempted request loses its table."""
 
-    name = "draws"
-
     def __init__(self, limits: Limits) -> None:
         from sam_rollout.automaton.compilation import warm_up  # this import is slow
         from sam_rollout.automaton.scored import note_draws

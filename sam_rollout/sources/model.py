@@ -171,8 +171,6 @@ class ModelSourceConfig(Section):
 class ModelDrafts(Source):
     """Holds one draft per row, valid for the step in which the draft was handed over."""
 
-    name = "model"
-
     def __init__(self, limits: Limits) -> None:
         # [max_rows, tokens, (DRAFT_TOKEN, CERTAINTY)]
         self._drafts = np.zeros((limits.max_rows, MAX_DRAFT_TOKENS, 2), np.int32)

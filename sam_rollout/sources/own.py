@@ -40,8 +40,6 @@ class OwnText(LiveTexts):
     A request that was in the batch gets no new automaton, even if memory is free again.
     """
 
-    name = "own"
-
     def __init__(self, config: OwnSourceConfig, limits: Limits) -> None:
         super().__init__(limits)
         self._max_live = 2 * limits.max_rows + 16

@@ -73,8 +73,6 @@ class PromptTexts(GroupedTexts[GroupKey]):
     requests of the same training step get no automaton either.
     """
 
-    name = "prompt"
-
     def __init__(self, config: PromptSourceConfig, limits: Limits, responses: Responses) -> None:
         super().__init__(limits, config.max_bytes, responses)
         self._share = config.share

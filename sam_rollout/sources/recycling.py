@@ -33,8 +33,6 @@ class RecyclingSourceConfig(Section):
 class TokenRecycling(Source):
     """Keeps one table for all requests of an engine; the vocabulary's size has to be known."""
 
-    name = "recycling"
-
     def __init__(self, limits: Limits) -> None:
         from sam_rollout.automaton.compilation import warm_up  # this import is slow
         from sam_rollout.automaton.scored import note_likeliest

@@ -12,14 +12,16 @@ import functools
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from sam_rollout.automaton.interface import LARGEST_AUTOMATON, Int32Array, places_of
 from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
+from sam_rollout.core.limits import unknown_tokens
 from sam_rollout.core.metric import Metric
-from sam_rollout.core.settings import Section, setting
+from sam_rollout.core.settings import ConfigError, Section, setting
+from sam_rollout.core.traces import TraceError, traces_at
 from sam_rollout.sources.contract import Identities, Limits, SourceEntry
-from sam_rollout.sources.support.corpus import read_corpus
 from sam_rollout.sources.support.grouped import Group, GroupedTexts
 from sam_rollout.sources.support.kept_texts import KeptTexts, Room
 from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN
@@ -84,11 +86,34 @@ class RunSourceConfig(Section):
 
 
 def check_corpus(config: RunSourceConfig, vocab_size: int) -> list[Int32Array]:
-    """Read the corpus, if there is one; raise ConfigError if it cannot be used."""
-    if not config.corpus:
+    """Read the corpus, if there is one; return int32[n] per text.
+
+    Raises:
+        ConfigError: the corpus cannot be read, is empty or too large, or has token ids beyond the
+            vocabulary.
+    """
+    field, path = f"{config.PATH}.corpus", config.corpus
+    if not path:
         return []
-    field = f"{config.PATH}.corpus"
-    return read_corpus(field, config.corpus, config.most_tokens_of_successor, vocab_size)
+    texts: list[Int32Array] = []
+    tokens, most_tokens = 0, config.most_tokens_of_successor
+    try:
+        for trace in traces_at(Path(path).expanduser()):
+            text = trace.tokens
+            if problem := unknown_tokens(text, vocab_size):
+                raise TraceError(problem)
+            texts.append(text)
+            tokens += places_of(len(text))
+            if tokens > most_tokens:
+                allowed = f"holds more than the {most_tokens} tokens that fit in sam.sources.run"
+                counted = f"each text rounded up to a multiple of {places_of(1)}"
+                raise ConfigError(field, path, f"{allowed}.max_bytes and 2^24 places, {counted}")
+    except (OSError, TraceError) as error:
+        allowed = "must be a .jsonl file of lists of token ids, or traces of a run (.parquet)"
+        raise ConfigError(field, path, f"{allowed}: {error}") from None
+    if not tokens:
+        raise ConfigError(field, path, "holds no tokens")
+    return texts
 
 
 @dataclasses.dataclass
@@ -109,8 +134,6 @@ class RunTexts(GroupedTexts[str]):
     automata and kept texts together. Beyond this limit, replaced automata are given up first.
     """
 
-    name = "run"
-
     def __init__(self, config: RunSourceConfig, limits: Limits, responses: Responses) -> None:
         super().__init__(limits, config.max_bytes, responses)
         responses.want()
@@ -126,9 +149,9 @@ class RunTexts(GroupedTexts[str]):
         self._reading: Future[list[Int32Array]] | None = None  # the previous run's texts
         self._executor = ThreadPoolExecutor(1, "sam-run-texts")
         self._making: _Making | None = None  # successor of the training split's automaton
-        self.failures = 0  # number of successors that could not be made
-        self.restarts = 0  # number of automata that were replaced by a successor
-        self.seeded_tokens = 0  # tokens of ended texts with which successors began
+        # Numbers of replaced automata, of tokens with which their successors began, and of
+        # successors that could not be made.
+        self._counts = dict.fromkeys(("restarts", "seeded_tokens", "failures"), 0)
 
     def key_of(self, identity: RequestIdentity | None) -> str:
         """Return the request's split."""
@@ -169,11 +192,7 @@ class RunTexts(GroupedTexts[str]):
 
     def counters(self) -> Mapping[str, int]:
         """Return numbers of replaced automata, of tokens in new successors, and of failures."""
-        return {
-            "run_restarts": self.restarts,
-            "run_seeded_tokens": self.seeded_tokens,
-            "run_failures": self.failures,
-        }
+        return {f"run_{name}": count for name, count in self._counts.items()}
 
     @property
     def _nbytes(self) -> int:
@@ -182,7 +201,12 @@ class RunTexts(GroupedTexts[str]):
 
     def _turn_over(self) -> None:
         """Let finished successors take over; begin successors of automata that are due."""
-        self._take_older()
+        if self._reading is not None and self._reading.done():
+            reading, self._reading = self._reading, None
+            if (error := reading.exception()) is not None:
+                self._responses.fail(error)
+            elif self._kept.keep_older(reading.result()):
+                self._has_older = True
         for group in list(self._groups.values()):
             if self._making is not None and group.key == TRAIN_SPLIT:
                 if self._making.made.done():
@@ -194,7 +218,7 @@ class RunTexts(GroupedTexts[str]):
                 self._make_successor(group)
 
     def _make_successor(self, group: Group[str]) -> None:
-        """Begin to make the successor of a group's automaton.
+        """Begin to make a successor of a group's automaton, if it has room for ended texts.
 
         In the training split, the successor first reads the newest texts. In other splits, it
         starts empty.
@@ -212,12 +236,12 @@ class RunTexts(GroupedTexts[str]):
     def _take_over(self, group: Group[str], making: _Making) -> None:
         """Let a successor take over, and read the newest texts that ended meanwhile."""
         if (error := making.made.exception()) is not None:
-            if not self.failures:
+            if not self._counts["failures"]:
                 logger.warning(
                     "The run's older texts cannot be taken over; the rollout goes on without them.",
                     exc_info=error,
                 )
-            self.failures += 1
+            self._counts["failures"] += 1
             return
         automaton = self.pool.adopt(making.pool)
         places = making.room.places - self.pool.places_of_automaton(automaton)
@@ -229,21 +253,8 @@ class RunTexts(GroupedTexts[str]):
         for text in late:
             self._moving.read_to_end(text, automaton)
 
-    def _take_older(self) -> None:
-        if self._reading is None or not self._reading.done():
-            return
-        reading, self._reading = self._reading, None
-        if (error := reading.exception()) is not None:
-            self._responses.fail(error)
-        elif self._kept.keep_older(reading.result()):
-            self._has_older = True
-
     def _is_due(self, group: Group[str]) -> bool:
-        """Whether to make a successor.
-
-        It is due if older texts came in, or if the automaton is too large and a successor would
-        have room for ended texts.
-        """
+        """Whether a successor is due: older texts came in, or the automaton is too large."""
         if self._has_older and group.key == TRAIN_SPLIT:
             self._has_older = False
             return True
@@ -255,7 +266,7 @@ class RunTexts(GroupedTexts[str]):
             return False
         # Without this limit, `_room_for_old_text` would run in every engine step.
         group.due_at = nbytes + self._growth
-        return min(self._room_for_old_text(group)) > 0
+        return True
 
     def _room_for_old_text(self, group: Group[str]) -> Room:
         """Return the room that a successor has for ended texts in addition to the live texts."""
@@ -272,8 +283,8 @@ class RunTexts(GroupedTexts[str]):
         super()._succeed(group, automaton, seeded_tokens)
         nbytes = self.pool.nbytes_of_automaton(automaton)
         self._groups[group.key].due_at = nbytes + self._growth
-        self.restarts += 1
-        self.seeded_tokens += seeded_tokens
+        self._counts["restarts"] += 1
+        self._counts["seeded_tokens"] += seeded_tokens
 
     def _give_up(self, group: Group[str]) -> None:
         super()._give_up(group)

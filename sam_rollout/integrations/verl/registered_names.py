@@ -13,7 +13,6 @@ AGENT_LOOP_MANAGER = "sam_rollout.integrations.verl.agent_loop.SamAgentLoopManag
 # Extra field of a response: pairs (training step, number of tokens sampled with this step's
 # weights).
 TOKENS_BY_WEIGHTS = "sam_tokens_by_weights"
-SAMPLER_MODULE = "pkg://sam_rollout.integrations.verl.sampler"
 # Folders beside the checkpoints: the trained head, and the first head with random weights. Each
 # checkpoint also contains a folder `HEAD_FOLDER` with the head at that training step.
 HEAD_FOLDER, FIRST_HEAD_FOLDER = "draft_head", "draft_head_first"

@@ -46,32 +46,6 @@ class FinishedRequest:
     # Arguments of SamplingParams except max_tokens; None if the response cannot be sampled again.
     sampling: dict[str, Any] | None = None
 
-    def _shared_columns(self, place: Place) -> dict[str, Any]:
-        who = self.identity
-        return {
-            **place._asdict(),
-            "split": who.split if who else place.split,
-            "group": who.group if who else group_of(self.prompt_ids),
-            "sibling": who.sibling if who else 0,
-            "start_s": self.start_s,
-            "end_s": self.end_s,
-        }
-
-    def record(self, place: Place, totals: RequestTotals) -> RequestRecord:
-        return RequestRecord(
-            **self._shared_columns(place),
-            **totals._asdict(),
-            prompt_tokens=len(self.prompt_ids),
-            response_tokens=len(self.response_ids),
-            finish_reason=self.finish_reason,
-            resumed_tokens=self.resumed_tokens,
-            weights=self.weights,
-        )
-
-    def trace(self, place: Place) -> TraceRecord:
-        columns = self._shared_columns(place)
-        return TraceRecord(**columns, prompt_ids=self.prompt_ids, response_ids=self.response_ids)
-
 
 def join_records(
     place: Place,
@@ -95,13 +69,34 @@ def join_records(
         request_id.rpartition("-")[0] or request_id: RequestTotals(*counts)
         for request_id, counts in (session["requests"] if session else {}).items()
     }
+    requests: list[RequestRecord] = []
+    traces: list[TraceRecord] = []
+    for one in finished:
+        who = one.identity
+        shared: dict[str, Any] = {
+            **place._asdict(),
+            "split": who.split if who else place.split,
+            "group": who.group if who else group_of(one.prompt_ids),
+            "sibling": who.sibling if who else 0,
+            "start_s": one.start_s,
+            "end_s": one.end_s,
+        }
+        prompt_ids, response_ids = one.prompt_ids, one.response_ids
+        request = RequestRecord(
+            **shared,
+            **totals.get(one.request_id, RequestTotals())._asdict(),
+            prompt_tokens=len(prompt_ids),
+            response_tokens=len(response_ids),
+            finish_reason=one.finish_reason,
+            resumed_tokens=one.resumed_tokens,
+            weights=one.weights,
+        )
+        requests.append(request)
+        traces.append(TraceRecord(**shared, prompt_ids=prompt_ids, response_ids=response_ids))
     return ReplicaRecords(
         replica=place.replica,
         engine_steps=recorder.drain(**place._asdict(), session_steps=steps),
-        requests=table_of(
-            RequestRecord,
-            (one.record(place, totals.get(one.request_id, RequestTotals())) for one in finished),
-        ),
-        traces=table_of(TraceRecord, (one.trace(place) for one in finished)) if traced else None,
+        requests=table_of(RequestRecord, requests),
+        traces=table_of(TraceRecord, traces) if traced else None,
         drafter_counters=session["counters"] if session else {},
     )

@@ -38,13 +38,11 @@ class RequestKeys:
     def __init__(self) -> None:
         self._chains: list[_Chain] = [_Chain("")]
         self._equal_prompts: Counter[str] = Counter()
-        self._running = 0
-        self._shortened = 0
         self._branches = False  # whether two requests ever ran at once
 
     def begin(self, prompt_ids: Sequence[int]) -> _Chain:
         """Return the chain of a new request; random numbers depend on the chain's `name`."""
-        self._branches = self._branches or self._running > 0
+        self._branches = self._branches or any(one.running for one in self._chains)
         prompt = group_of(prompt_ids)
         if self._branches:
             name = f"{prompt}/{self._equal_prompts[prompt]}"
@@ -52,10 +50,8 @@ class RequestKeys:
         else:
             chain = self._chains[-1]
             if len(prompt_ids) < len(chain.text):
-                self._shortened += 1
-                chain = self._new(str(self._shortened))
+                chain = self._new(str(len(self._chains)))
         self._equal_prompts[prompt] += 1
-        self._running += 1
         chain.running += 1
         return chain
 
@@ -64,7 +60,6 @@ class RequestKeys:
         chain.text = [*prompt_ids, *token_ids]
 
     def abandon(self, chain: _Chain) -> None:
-        self._running -= 1
         chain.running -= 1
 
     def _new(self, name: str) -> _Chain:

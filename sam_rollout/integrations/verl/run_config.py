@@ -6,41 +6,36 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from sam_rollout.config import RunConfig, SamConfig
+from sam_rollout.config import RunConfig
 
 
 def read_run_config(config: DictConfig) -> RunConfig:
-    """Parse our groups of settings; make paths absolute, because engines run in other folders."""
+    """Parse our groups of settings; make paths absolute, because engines run in other folders.
+
+    Texts of responses go to the run folder by default. Paths of disabled sources stay unchanged. If
+    unused paths differed between runs, vLLM would compile the model again.
+    """
     groups = {name: plain(config[name]) for name in RunConfig.groups() if name in config}
     run = RunConfig.from_mapping(groups)
     baseline = run.compare.baseline_run and _absolute(run.compare.baseline_run)
-    return replace(
-        run,
-        sam=_with_absolute_paths(run.sam, Path(config.run_dir)),
-        compare=replace(run.compare, baseline_run=baseline),
-    )
+    sources: Any = run.sam.sources  # one field for each registered source
+    if sources.run.enabled and sources.run.corpus:
+        corpus = _absolute(sources.run.corpus)
+        sources = replace(sources, run=replace(sources.run, corpus=corpus))
+    if sources.model.enabled and sources.model.folder is not None:
+        model = replace(sources.model, path=_absolute(sources.model.path))
+        sources = replace(sources, model=model)
+    texts = run.sam.texts
+    if sources.run.enabled or (sources.prompt.enabled and sources.prompt.earlier_steps):
+        path = _absolute(texts.path or Path(config.run_dir) / "sam" / "texts")
+        texts = replace(texts, path=path)
+    sam = replace(run.sam, sources=sources, texts=texts)
+    return replace(run, sam=sam, compare=replace(run.compare, baseline_run=baseline))
 
 
 def plain(node: DictConfig) -> dict[str, Any]:
     """Return a configuration, or a group of it, as nested dicts with all references resolved."""
     return cast(dict[str, Any], OmegaConf.to_container(node, resolve=True))
-
-
-def _with_absolute_paths(sam: SamConfig, run_dir: Path) -> SamConfig:
-    """Make paths of enabled sources absolute; texts of responses go to the run folder by default.
-
-    Paths of disabled sources stay unchanged. If unused paths differed between runs, vLLM would
-    compile the model again.
-    """
-    sources: Any = sam.sources  # one field for each registered source
-    run, model, texts = sources.run, sources.model, sam.texts
-    if run.enabled and run.corpus:
-        run = replace(run, corpus=_absolute(run.corpus))
-    if model.enabled and model.folder is not None:
-        model = replace(model, path=_absolute(model.path))
-    if run.enabled or (sources.prompt.enabled and sources.prompt.earlier_steps):
-        texts = replace(texts, path=_absolute(texts.path or run_dir / "sam" / "texts"))
-    return replace(sam, sources=replace(sources, run=run, model=model), texts=texts)
 
 
 def _absolute(path: str | Path) -> str:

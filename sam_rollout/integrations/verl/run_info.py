@@ -1,5 +1,6 @@
 """Collects the description of a run for ``run.json``, which later comparisons of runs read."""
 
+import contextlib
 import platform
 import subprocess
 from dataclasses import replace
@@ -35,10 +36,8 @@ GIT_TIMEOUT_S = 10
 def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return versions
 
 
@@ -60,12 +59,11 @@ def _host() -> dict[str, Any]:
     return {**host, "nodes": nodes, "accelerators": accelerators}
 
 
-def git_state(root: Path | None = None) -> dict[str, Any]:
-    """Return the commit of this code's checkout, and whether tracked files were changed.
+def git_state(root: Path) -> dict[str, Any]:
+    """Return the commit of the checkout in folder `root`, and whether tracked files were changed.
 
     Without a checkout, or if git fails, ``commit`` is None and ``note`` says why.
     """
-    root = root or Path(sam_rollout.__file__).parents[1]
     if not (root / ".git").exists():
         return {"commit": None, "dirty": None, "note": "installed package, no checkout"}
 
@@ -87,8 +85,7 @@ def git_state(root: Path | None = None) -> dict[str, Any]:
 def _label(sam: SamConfig) -> str:
     if not sam.enabled:
         return "sam=off"
-    never_opens = sam.gate.most_drafting(max_num_seqs=1) == 0
-    if never_opens:
+    if sam.gate.most_drafting(max_num_seqs=1) == 0:  # the gate never opens
         return "sam=matched"
     if sam.sources.model.enabled:
         return "sam=joined"
@@ -104,6 +101,6 @@ def collect_run_info(config: DictConfig, sam: SamConfig) -> RunInfo:
         versions=_versions(),
         seeds={"rollout": config.actor_rollout_ref.rollout.seed, "data": config.data.seed},
         host=_host(),
-        git=git_state(),
+        git=git_state(Path(sam_rollout.__file__).parents[1]),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )

@@ -181,7 +181,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         means = np.array([np.mean(values) for values in self._outcomes.values() if values])
         if len(means):
             values["accuracy_unfiltered"] = float(means.mean())
-        self._forget_order()
+        self._forget_ended()
         return named(TRAIN_SPLIT, {f"rounds/{name}": value for name, value in values.items()})
 
     def _staleness(self) -> float | None:
@@ -197,9 +197,16 @@ class _ObservedReplayBuffer(ReplayBuffer):
         newest = self._global_steps - 1  # a step updates the weights after it has sampled
         return sum((newest - step) * count for step, count in counts) / tokens if tokens else None
 
-    def _forget_order(self) -> None:
-        self._order.clear()
-        self._tokens_by_weights.clear()
+    def _forget_ended(self) -> None:
+        """Keep the order and token counts only of groups that a later step may train on."""
+        kept = self.pending_keys, self.running_keys, self.finished_keys
+        later = set().union(*(keys[TRAIN_SPLIT] for keys in kept)) - set(self._trained)
+        self._order = {uid: number for uid, number in self._order.items() if uid in later}
+        self._tokens_by_weights = {
+            key: pairs
+            for key, pairs in self._tokens_by_weights.items()
+            if key.split("_")[0] in later
+        }
 
 
 class RefillReplayBuffer(_ObservedReplayBuffer):
@@ -261,16 +268,6 @@ class AsyncRefillReplayBuffer(RefillReplayBuffer, ReplayBufferAsync):
         step_s, self._times_s = sum(self._times_s), []
         return super()._step_metrics([step_s])
 
-    def _forget_order(self) -> None:
-        kept = self.pending_keys, self.running_keys, self.finished_keys
-        later = set().union(*(keys[TRAIN_SPLIT] for keys in kept)) - set(self._trained)
-        self._order = {uid: number for uid, number in self._order.items() if uid in later}
-        self._tokens_by_weights = {
-            key: pairs
-            for key, pairs in self._tokens_by_weights.items()
-            if key.split("_")[0] in later
-        }
-
 
 class RoundsReplayBuffer(_ObservedReplayBuffer):
     """Samples in rounds of ``gen_batch_size`` prompts; the same seed gives the same rounds."""
@@ -310,9 +307,9 @@ class RoundsReplayBuffer(_ObservedReplayBuffer):
                 )
             self.refill_fn(self.round_size)
         selected, snapshot, _steps = self._select_prompt_uids(partition_id, usable, batch_size)
-        metrics = self._step_metrics(round_times_s)
         leftover = (self.finished_keys[partition_id] | failed) - set(selected)
         self._clear_groups(partition_id, leftover)
+        metrics = self._step_metrics(round_times_s)
         return self._materialize_batch(partition_id, selected, snapshot), metrics
 
     def _why_unusable(self, filtered: int, failed: int) -> str:

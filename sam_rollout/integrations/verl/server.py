@@ -2,13 +2,13 @@
 
 import argparse
 import asyncio
-import contextlib
 import dataclasses
 import functools
 import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,6 @@ WARM_UP_TOKENS = 16
 ABORTED_WITHIN_S = 5.0  # longest wait for the last outputs of aborted requests
 # Arguments of `generate` that add images or other data to a prompt's tokens.
 MEDIA = ("image_data", "video_data", "audio_data", "mm_processor_kwargs", "kv_transfer_params")
-WORKER_EXTENSION = "sam_rollout.integrations.verl.worker_extension.SamColocateWorkerExtension"
 ENGINE_THREADS_ENV = "SAM_ENGINE_OMP_NUM_THREADS"
 
 
@@ -74,7 +73,7 @@ class SamHttpServer(vLLMHttpServer):
     _sharing: TextSharing | None = None
 
     def _get_worker_extension_cls(self) -> str:
-        return WORKER_EXTENSION
+        return "sam_rollout.integrations.verl.worker_extension.SamColocateWorkerExtension"
 
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
         """Start the engine with the number of threads that the device profile sets.
@@ -135,11 +134,6 @@ class SamHttpServer(vLLMHttpServer):
         if needs_probe(settings.sam):
             self._probe = DrafterProbe(self.engine, settings.sam, self._recorders)
         await ask_engines(self.engine, "sam_drain")  # drops the warm-up's records
-        if self.engine.logger_manager is None:
-            raise RuntimeError(
-                "rollout.disable_log_stats=True leaves no per-step statistics to record: "
-                "set actor_rollout_ref.rollout.disable_log_stats=False"
-            )
         self.engine.logger_manager.stat_loggers.append(self._recorders)
 
     async def _warm_up(self, engine: int) -> None:
@@ -177,7 +171,8 @@ class SamHttpServer(vLLMHttpServer):
         self._under_way[call] = identity
         start_s = time.time()
         try:
-            with self._sharing.running(identity) if self._sharing else contextlib.nullcontext():
+            shown = self._sharing.running(identity) if self._sharing and identity else nullcontext()
+            with shown:
                 output = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
         except EngineDeadError as error:
             raise DeadPartError(self._engine_died()) from error

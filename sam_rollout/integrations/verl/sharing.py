@@ -109,11 +109,7 @@ class TextSharing:
     """
 
     def __init__(
-        self,
-        replica: int,
-        servers: Mapping[int, Any],
-        engines: int,
-        exchange: Exchange,
+        self, replica: int, servers: Mapping[int, Any], engines: int, exchange: Exchange
     ) -> None:
         self._replica = replica
         self._peers = {
@@ -133,16 +129,13 @@ class TextSharing:
     async def start(self) -> None:
         """Begin to share; do nothing if there is no other engine."""
         if self._peers or len(self._arrived) > 1:
-            nothing: list[list[tuple]] = [[] for _ in self._arrived]
-            await self._exchange(nothing)  # From now on engines store the pieces that they sample.
+            # From now on engines store the pieces that they sample.
+            await self._exchange([[] for _ in self._arrived])
             self._task = asyncio.create_task(self._run())
 
     @contextlib.contextmanager
-    def running(self, identity: RequestIdentity | None) -> Iterator[None]:
+    def running(self, identity: RequestIdentity) -> Iterator[None]:
         """Return a context in which the group of a request counts as running on this server."""
-        if identity is None:
-            yield
-            return
         group = identity.group_key
         self._running[group] += 1
         try:
@@ -184,9 +177,9 @@ class TextSharing:
         by_messages, by_pieces = len(self._peers) / MESSAGES_PER_S, moved / PIECES_PER_S
         self.interval_s = max(INTERVAL_S, by_messages, by_pieces)
         runs = frozenset(self._running)
-        for peer in self._peers.values():
+        for replica, peer in self._peers.items():
             if peer.sending is None and (peer.waiting or peer.knows != runs):
-                peer.sending = asyncio.create_task(self._send(peer, runs))
+                peer.sending = asyncio.create_task(self._send(replica, peer, runs))
 
     async def _ask_engines(self) -> int:
         """Exchange pieces with engines; queue new pieces for servers; return how many moved."""
@@ -238,7 +231,7 @@ class TextSharing:
             )
             self._has_dropped = True
 
-    async def _send(self, peer: _Peer, runs: frozenset[GroupKey]) -> None:
+    async def _send(self, replica: int, peer: _Peer, runs: frozenset[GroupKey]) -> None:
         pieces = peer.waiting.take()
         news = None if runs == peer.knows else list(runs)
         try:
@@ -246,21 +239,17 @@ class TextSharing:
             peer.knows = runs
         except Exception as error:
             self._lost += len(pieces)
-            self._complain(peer, error)
+            if not peer.has_failed:
+                logger.warning(
+                    "Replica %s could not send texts to replica %s. Siblings there draft without "
+                    "them, and the rollout goes on: %s",
+                    self._replica,
+                    replica,
+                    describe(error),
+                )
+            peer.has_failed = True
         finally:
             peer.sending = None
-
-    def _complain(self, peer: _Peer, error: Exception) -> None:
-        if not peer.has_failed:
-            replica = next(number for number, other in self._peers.items() if other is peer)
-            logger.warning(
-                "Replica %s could not send texts to replica %s. Siblings there draft without them, "
-                "and the rollout goes on: %s",
-                self._replica,
-                replica,
-                describe(error),
-            )
-        peer.has_failed = True
 
 
 def _group_of(piece: Sequence) -> GroupKey:

@@ -13,48 +13,25 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from omegaconf import DictConfig
 
-from sam_rollout.automaton.interface import places_of
-from sam_rollout.config import RunConfig, SamConfig
+from sam_rollout.automaton.interface import LARGEST_AUTOMATON, places_of
+from sam_rollout.config import RunConfig
 from sam_rollout.integrations.verl.data_checks import data_files
 from sam_rollout.integrations.verl.layouts import rollout_layout
 from sam_rollout.integrations.verl.policy_model import policy_shape, read_config
 from sam_rollout.integrations.vllm.hybrids import WITHOUT_DRAFTS, is_hybrid
 from sam_rollout.sizing.drafting import RolloutRound
-from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN, MOST_SHARED_TOKENS
+from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN
 from sam_rollout.sources.support.text_store import BYTES_PER_TOKEN
 
 # With `when: fits`, the source `run` is used only if one round's texts fill at most 1 / ROUND_SHARE
 # of the source's memory.
 ROUND_SHARE = 4
 # Largest size in bytes of the folder of ended responses, if only a resumed run reads this folder.
-BYTES_TO_RESUME = 4 * MOST_SHARED_TOKENS
+BYTES_TO_RESUME = 4 * LARGEST_AUTOMATON
 
 
 def settle_sources(config: DictConfig, run: RunConfig) -> RunConfig:
     """Decide the sources' open settings, and list each decision in `RunConfig.decisions`."""
-    sam, lines = _settled(config, run)
-    decisions = tuple(lines) if run.sam.enabled else ()
-    own = read_config(config)
-    hybrid = bool(policy_shape(config)[0].linear_layers) if own is None else is_hybrid(own)
-    if run.sam.enabled and hybrid:
-        sam, decisions = replace(sam, enabled=False), (WITHOUT_DRAFTS,)
-    return replace(run, sam=sam, decisions=decisions)
-
-
-def rollout_round(config: DictConfig, run: RunConfig) -> RolloutRound:
-    """Return the number and lengths of texts in one of the run's generation rounds."""
-    rollout, data = config.actor_rollout_ref.rollout, config.data
-    return RolloutRound(
-        prompts=max(run.sampling.gen_batch_size, data.train_batch_size),
-        siblings=rollout.n,
-        engines=rollout_layout(config).engines,
-        max_num_seqs=rollout.max_num_seqs,
-        prompt_tokens=data.max_prompt_length,
-        response_tokens=data.max_response_length,
-    )
-
-
-def _settled(config: DictConfig, run: RunConfig) -> tuple[SamConfig, list[str]]:
     sources: Any = run.sam.sources  # one field for each registered source
     lines = []
     if sources.run.enabled and sources.run.corpus:  # the user named a corpus to draft from
@@ -63,7 +40,7 @@ def _settled(config: DictConfig, run: RunConfig) -> tuple[SamConfig, list[str]]:
         round_ = rollout_round(config, run)
         tokens = round_.per_engine * places_of(round_.response_tokens)
         most = sources.run.max_bytes // LIVE_BYTES_PER_TOKEN
-        most = min(most, MOST_SHARED_TOKENS) // ROUND_SHARE
+        most = min(most, LARGEST_AUTOMATON) // ROUND_SHARE
         fits = tokens <= most
         settled = {"when": "always"} if fits else {"enabled": False}
         sources = replace(sources, run=replace(sources.run, **settled))
@@ -87,7 +64,26 @@ def _settled(config: DictConfig, run: RunConfig) -> tuple[SamConfig, list[str]]:
         # again whenever the path changes.
         path = texts.path if sources.run.enabled else ""
         texts = replace(texts, path=path, max_bytes=min(texts.max_bytes, BYTES_TO_RESUME))
-    return replace(run.sam, sources=sources, texts=texts), lines
+    own = read_config(config)
+    hybrid = bool(policy_shape(config)[0].linear_layers) if own is None else is_hybrid(own)
+    enabled = run.sam.enabled and not hybrid
+    if not enabled:
+        lines = [WITHOUT_DRAFTS] if run.sam.enabled else []
+    sam = replace(run.sam, enabled=enabled, sources=sources, texts=texts)
+    return replace(run, sam=sam, decisions=tuple(lines))
+
+
+def rollout_round(config: DictConfig, run: RunConfig) -> RolloutRound:
+    """Return the number and lengths of texts in one of the run's generation rounds."""
+    rollout, data = config.actor_rollout_ref.rollout, config.data
+    return RolloutRound(
+        prompts=max(run.sampling.gen_batch_size, data.train_batch_size),
+        siblings=rollout.n,
+        engines=rollout_layout(config).engines,
+        max_num_seqs=rollout.max_num_seqs,
+        prompt_tokens=data.max_prompt_length,
+        response_tokens=data.max_response_length,
+    )
 
 
 def _none_serves_later(config: DictConfig, run: RunConfig) -> str:
@@ -122,9 +118,8 @@ def _rows_and_prompts(files: tuple[str, ...], key: str) -> tuple[int, int]:
 
 
 def _texts(prompts: pa.Array) -> pa.Array:
-    if not (pa.types.is_list(prompts.type) or pa.types.is_large_list(prompts.type)):
-        return prompts
-    if not pa.types.is_struct(prompts.type.value_type):
+    is_list = pa.types.is_list(prompts.type) or pa.types.is_large_list(prompts.type)
+    if not is_list or not pa.types.is_struct(prompts.type.value_type):
         return prompts
     # Some Parquet writers use wider types than `binary_join` accepts.
     contents = prompts.values.field("content").cast(pa.string())

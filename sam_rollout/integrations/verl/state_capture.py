@@ -83,7 +83,7 @@ class StateCapture:
         hooks = []
         try:
             for index, module in self._modules.items():
-                hooks.append(module.register_forward_hook(self._keeper(index)))
+                hooks.append(module.register_forward_hook(functools.partial(self._keep, index)))
             with self._part.watched(self._step):
                 yield
             # Waiting for other processes must not count as time of the capture.
@@ -95,13 +95,10 @@ class StateCapture:
                 hook.remove()
             self._forget()
 
-    def _keeper(self, index: int) -> Any:
-        def keep(_module: Any, _inputs: Any, output: Any) -> None:
-            if self._open:
-                states = output[0] if isinstance(output, tuple) else output
-                self._outputs.setdefault(index, states)  # MTP layers run this module a second time
-
-        return keep
+    def _keep(self, index: int, _module: Any, _inputs: Any, output: Any) -> None:
+        if self._open:
+            states = output[0] if isinstance(output, tuple) else output
+            self._outputs.setdefault(index, states)  # MTP layers run this module a second time
 
     def _step(self, chunk: int, micro_batch: Any, run: Callable[[], Any]) -> Any:
         """Run a micro-batch through a chunk of layers, and take the hidden states of its windows.

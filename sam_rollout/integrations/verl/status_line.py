@@ -17,7 +17,6 @@ from sam_rollout.telemetry.progress import EngineProgress, progress_line, total
 
 logger = logging.getLogger(__name__)
 
-SERVER_PREFIX = f"{ROLLOUT_NAME}_server_"
 POLL_S = 1.0
 ANSWER_WITHIN_S = 0.5
 PLAIN_LINE_EVERY_S = 10.0  # for output to a file, where no line can be redrawn
@@ -31,7 +30,7 @@ def follow_rollouts(setting: str) -> Iterator[None]:
     if setting == "off" or (setting == "auto" and not terminal):
         yield
         return
-    with _status_line() if terminal else _plain_lines() as show:
+    with _status_line() if terminal else contextlib.nullcontext() as show:
         stop = threading.Event()
         thread = threading.Thread(target=_follow, args=(stop, show), name="progress", daemon=True)
         thread.start()
@@ -60,27 +59,21 @@ def _status_line() -> Iterator[Callable[[str], None]]:
         yield lambda line: live.update(Text(line, overflow="ellipsis", no_wrap=True), refresh=True)
 
 
-@contextlib.contextmanager
-def _plain_lines() -> Iterator[Callable[[str], None]]:
-    next_s = 0.0
-
-    def show(line: str) -> None:
-        nonlocal next_s
-        if line and time.monotonic() >= next_s:
-            print(line, flush=True)
-            next_s = time.monotonic() + PLAIN_LINE_EVERY_S
-
-    yield show
-
-
-def _follow(stop: threading.Event, show: Callable[[str], None]) -> None:
-    before, before_s = None, 0.0
+def _follow(stop: threading.Event, show: Callable[[str], None] | None) -> None:
+    """Draw lines with `show` until `stop` is set; print them now and then if `show` is None."""
+    before, before_s, next_s = None, 0.0, 0.0
     while not stop.wait(POLL_S):
         try:
             now, now_s = poll_servers(), time.monotonic()
-            if now is not None:
-                show(progress_line(now, before, now_s - before_s))
-                before, before_s = now, now_s
+            if now is None:
+                continue
+            line = progress_line(now, before, now_s - before_s)
+            before, before_s = now, now_s
+            if show is not None:
+                show(line)
+            elif line and now_s >= next_s:
+                print(line, flush=True)
+                next_s = now_s + PLAIN_LINE_EVERY_S
         except Exception:  # No error of the status line may end a run.
             logger.debug("The servers could not be asked for their progress.", exc_info=True)
 
@@ -89,8 +82,8 @@ def poll_servers() -> EngineProgress | None:
     """Return the progress of all servers together; None unless all of them answer in time."""
     if not ray.is_initialized():
         return None
-    names = [name for name in ray.util.list_named_actors() if name.startswith(SERVER_PREFIX)]
-    answers = [ray.get_actor(name).progress.remote() for name in names]
+    names, prefix = ray.util.list_named_actors(), f"{ROLLOUT_NAME}_server_"
+    answers = [ray.get_actor(one).progress.remote() for one in names if one.startswith(prefix)]
     if not answers:
         return None
     ready, late = ray.wait(answers, num_returns=len(answers), timeout=ANSWER_WITHIN_S)

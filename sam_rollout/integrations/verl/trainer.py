@@ -39,7 +39,7 @@ from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.integrations.verl.run_info import collect_run_info
 from sam_rollout.integrations.verl.sampler import RoundsReplayBuffer
 from sam_rollout.integrations.verl.step_records import StepRecords
-from sam_rollout.integrations.verl.watchdog import Watchdog, parts_of, watched
+from sam_rollout.integrations.verl.watchdog import parts_of, watched
 from sam_rollout.telemetry.proof import Compared, split_over
 from sam_rollout.telemetry.records import RunFolder
 from sam_rollout.telemetry.schema import named
@@ -74,7 +74,7 @@ class _RecordingTrainer(PPOTrainer):
                     self.role_worker_mapping[role] = ray.remote(HeadTrainingWorker)
 
     def init(self) -> None:
-        with watched(Watchdog(lambda: parts_of(self))):
+        with watched(lambda: parts_of(self)):
             super().init()
 
     def on_init_end(self) -> None:
@@ -95,7 +95,7 @@ class _RecordingTrainer(PPOTrainer):
     def fit(self, agent_loop_manager: Any) -> None:
         start_wandb(self.config, self._run, self._run_info)
         self.replay_buffer.failures = FailureWatch(agent_loop_manager.agent_loop_workers)
-        with watched(Watchdog(lambda: parts_of(self))):
+        with watched(lambda: parts_of(self)):
             super().fit(agent_loop_manager)
 
     def on_validate_begin(self) -> None:

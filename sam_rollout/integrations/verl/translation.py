@@ -5,7 +5,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from sam_rollout.config import RunConfig, SamConfig
 from sam_rollout.integrations.verl.graphs import SIZES, capture_sizes
 from sam_rollout.integrations.verl.model_drafter import with_first_head
-from sam_rollout.integrations.verl.registered_names import ASYNC_TRAINERS, SAMPLER_MODULE
+from sam_rollout.integrations.verl.registered_names import ASYNC_TRAINERS
 from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.integrations.vllm.engine_settings import EngineSettings
 from sam_rollout.telemetry.records import ASKED
@@ -24,7 +24,9 @@ def translate(config: DictConfig, run: RunConfig) -> None:
         config.coupling = run.sampler.coupling
         _configure_engine(config, run)
         _configure_sampling(config, run)
-        _configure_validation(config)
+        validation = config.actor_rollout_ref.rollout.val_kwargs
+        if not validation.do_sample:  # verl 0.9.1's V1 trainer ignores this key
+            validation.temperature, validation.top_p, validation.top_k = 0.0, 1.0, -1
     # References are resolved now, because Ray's processes lack our resolvers.
     OmegaConf.resolve(config)
 
@@ -50,7 +52,7 @@ def _configure_sampling(config: DictConfig, run: RunConfig) -> None:
     filter_groups = config.algorithm.filter_groups
     filter_groups.enable = run.sampling.kind != "none"
     sampler = config.trainer.v1.sampler
-    sampler.custom_sampler.path = SAMPLER_MODULE
+    sampler.custom_sampler.path = "pkg://sam_rollout.integrations.verl.sampler"
     sampler.custom_sampler.name = "RoundsReplayBuffer"
     if config.trainer.v1.trainer_mode in ASYNC_TRAINERS:
         sampler.custom_sampler.name = "AsyncRefillReplayBuffer"
@@ -65,10 +67,3 @@ def _configure_sampling(config: DictConfig, run: RunConfig) -> None:
         "max_inflight_gen_batches": filter_groups.max_inflight_gen_batches,
         "poll_interval_s": run.sampling.poll_interval_s,
     }
-
-
-def _configure_validation(config: DictConfig) -> None:
-    """Make validation with `do_sample=false` greedy; verl 0.9.1's V1 trainer ignores that key."""
-    validation = config.actor_rollout_ref.rollout.val_kwargs
-    if not validation.do_sample:
-        validation.temperature, validation.top_p, validation.top_k = 0.0, 1.0, -1

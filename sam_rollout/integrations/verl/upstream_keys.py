@@ -30,7 +30,7 @@ KeyRule = tuple[str, bool, str]  # setting, whether its value is right, and what
 
 def check_upstream_keys(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
     """Refuse keys that are not supported or would have no effect."""
-    rules = [*_served(config, run), *_older(config), *_ours(config, run.sampling.kind)]
+    rules = [*_always(config, run)]
     if config.trainer.v1.trainer_mode in ASYNC_TRAINERS:
         rules += _asynchronous(config, run)
     if is_separate(config):
@@ -39,9 +39,11 @@ def check_upstream_keys(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
     yield from ()
 
 
-def _served(config: DictConfig, run: RunConfig) -> Iterator[KeyRule]:
+def _always(config: DictConfig, run: RunConfig) -> Iterator[KeyRule]:
     rollout, mode = config.actor_rollout_ref.rollout, config.trainer.v1.trainer_mode
-    engine = rollout.engine_kwargs.vllm
+    groups, sampler = config.algorithm.filter_groups, config.trainer.v1.sampler
+    engine, kind = rollout.engine_kwargs.vllm, run.sampling.kind
+    refills = kind == "refill"
     yield "trainer.use_v1", config.trainer.use_v1, "must be True"
     allowed = f"must be one of {', '.join(TRAINER_MODES)}"
     yield "trainer.v1.trainer_mode", mode in TRAINER_MODES, allowed
@@ -56,6 +58,31 @@ def _served(config: DictConfig, run: RunConfig) -> Iterator[KeyRule]:
     taken = ADDITIONAL_CONFIG_KEY in (engine.get("additional_config") or {})
     allowed = "must not be set: it is filled from sam, rollout_sampler and rollout_telemetry"
     yield f"{ENGINE}.additional_config.{ADDITIONAL_CONFIG_KEY}", not taken, allowed
+    allowed = "is not read any more: set it below reward (verl's trainer/config/reward)"
+    for group in ("custom_reward_function", "reward_model", "sandbox_fusion"):
+        given = flat(plain(config.get(group) or OmegaConf.create()), f"{group}.")
+        for field in (name for name, value in given.items() if value is not None):
+            yield field, False, allowed
+    nothing = "does nothing here: set dynamic_sampling"
+    yield "data.gen_batch_size", config.data.gen_batch_size is None, f"{nothing}.gen_batch_size"
+    most = groups.max_num_gen_batches
+    yield f"{FILTER}.max_num_gen_batches", most <= 0, f"{nothing}.max_rounds"
+    yield f"{FILTER}.enable", groups.enable or kind == "none", f"{nothing}=none, not {kind}"
+    right = groups.max_inflight_gen_batches == 1 or refills
+    allowed = f"is for dynamic_sampling=refill, not {kind}"
+    yield f"{FILTER}.max_inflight_gen_batches", right, allowed
+    allowed = "must be null: dynamic_sampling chooses the sampler"
+    yield f"{SAMPLER}.custom_sampler.path", sampler.custom_sampler.path is None, allowed
+    yield f"{SAMPLER}.sampler_kwargs", not sampler.sampler_kwargs, "must be empty"
+    right = refills or not sampler.sync_refill_failed_groups
+    allowed = "does nothing here: failed groups are left out, and dynamic_sampling adds others"
+    yield f"{SAMPLER}.sync_refill_failed_groups", right, allowed
+    # We do not add greedy sampling to training, because all responses to a prompt would be equal.
+    allowed = "must be true: verl's V1 trainer ignores it"
+    yield f"{ROLLOUT}.do_sample", rollout.do_sample, allowed
+    right = rollout.agent.agent_loop_manager_class == AGENT_LOOP_MANAGER
+    allowed = f"must be {AGENT_LOOP_MANAGER}; agent loops go into agent.agent_loop_config_path"
+    yield f"{ROLLOUT}.agent.agent_loop_manager_class", right, allowed
 
 
 def _asynchronous(config: DictConfig, run: RunConfig) -> Iterator[KeyRule]:
@@ -83,36 +110,3 @@ def _separate(config: DictConfig, run: RunConfig) -> Iterator[KeyRule]:
     yield f"trainer.v1.separate_async.{field}", not lends, allowed
     allowed = f"must be false {needed}: draft models were not tried"
     yield f"{run.sam.sources.model.PATH}.enabled", not run.sam.drafts_with_model, allowed
-
-
-def _older(config: DictConfig) -> Iterator[KeyRule]:
-    allowed = "is not read any more: set it below reward (verl's trainer/config/reward)"
-    for group in ("custom_reward_function", "reward_model", "sandbox_fusion"):
-        given = flat(plain(config.get(group) or OmegaConf.create()), f"{group}.")
-        for field in (name for name, value in given.items() if value is not None):
-            yield field, False, allowed
-
-
-def _ours(config: DictConfig, kind: str) -> Iterator[KeyRule]:
-    groups, sampler = config.algorithm.filter_groups, config.trainer.v1.sampler
-    rollout, refills = config.actor_rollout_ref.rollout, kind == "refill"
-    nothing = "does nothing here: set dynamic_sampling"
-    yield "data.gen_batch_size", config.data.gen_batch_size is None, f"{nothing}.gen_batch_size"
-    most = groups.max_num_gen_batches
-    yield f"{FILTER}.max_num_gen_batches", most <= 0, f"{nothing}.max_rounds"
-    yield f"{FILTER}.enable", groups.enable or kind == "none", f"{nothing}=none, not {kind}"
-    right = groups.max_inflight_gen_batches == 1 or refills
-    allowed = f"is for dynamic_sampling=refill, not {kind}"
-    yield f"{FILTER}.max_inflight_gen_batches", right, allowed
-    allowed = "must be null: dynamic_sampling chooses the sampler"
-    yield f"{SAMPLER}.custom_sampler.path", sampler.custom_sampler.path is None, allowed
-    yield f"{SAMPLER}.sampler_kwargs", not sampler.sampler_kwargs, "must be empty"
-    right = refills or not sampler.sync_refill_failed_groups
-    allowed = "does nothing here: failed groups are left out, and dynamic_sampling adds others"
-    yield f"{SAMPLER}.sync_refill_failed_groups", right, allowed
-    # We do not add greedy sampling to training, because all responses to a prompt would be equal.
-    allowed = "must be true: verl's V1 trainer ignores it"
-    yield f"{ROLLOUT}.do_sample", rollout.do_sample, allowed
-    right = rollout.agent.agent_loop_manager_class == AGENT_LOOP_MANAGER
-    allowed = f"must be {AGENT_LOOP_MANAGER}; agent loops go into agent.agent_loop_config_path"
-    yield f"{ROLLOUT}.agent.agent_loop_manager_class", right, allowed

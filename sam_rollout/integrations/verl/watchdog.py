@@ -60,44 +60,36 @@ def parts_of(trainer: Any) -> Parts:
     return parts
 
 
-class Watchdog:
-    """Asks the processes of a run whether they are alive.
+def look(parts: Parts, asked: dict[str, Any]) -> str:
+    """Return an error text about the first process found in trouble; empty if there is none.
 
-    There is no time limit, because a busy process may answer late.
+    `asked` has the calls that wait for an answer, and is changed in place. They have no time limit,
+    because a busy process may answer late.
     """
-
-    def __init__(self, parts: Callable[[], Parts]) -> None:
-        self._parts = parts
-        self._asked: dict[str, Any] = {}
-
-    def look(self) -> str:
-        """Return an error text about the first process found in trouble; empty if there is none."""
-        for name, ask in self._parts().items():
-            if name not in self._asked:
-                self._asked[name] = ask()
-        asked = [*self._asked.values()]
-        if not asked:
-            return ""
-        ready, _ = ray.wait(asked, num_returns=len(asked), timeout=LOOK_S)
-        for name, asked in list(self._asked.items()):
-            if asked not in ready:
-                continue
-            del self._asked[name]
-            try:
-                trouble = ray.get(asked)
-            except ActorDiedError as error:
-                return f"{name} died: {describe(error)}"
-            except RayError:  # The next `look` shows whether the process has died.
-                continue
-            if isinstance(trouble, str) and trouble:
-                return trouble
+    asked |= {name: ask() for name, ask in parts.items() if name not in asked}
+    if not asked:
         return ""
+    ready, _ = ray.wait([*asked.values()], num_returns=len(asked), timeout=LOOK_S)
+    for name, call in list(asked.items()):
+        if call not in ready:
+            continue
+        del asked[name]
+        try:
+            trouble = ray.get(call)
+        except ActorDiedError as error:
+            return f"{name} died: {describe(error)}"
+        except RayError:  # The next `look` shows whether the process has died.
+            continue
+        if isinstance(trouble, str) and trouble:
+            return trouble
+    return ""
 
 
 @contextlib.contextmanager
-def watched(watchdog: Watchdog) -> Iterator[None]:
+def watched(parts: Callable[[], Parts]) -> Iterator[None]:
     """Return a context in which the main thread gets a `DeadPartError` if a process has died."""
     stop, trouble = threading.Event(), ""
+    asked: dict[str, Any] = {}
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt  # Only this exception ends a wait inside Ray's code.
@@ -106,7 +98,7 @@ def watched(watchdog: Watchdog) -> Iterator[None]:
         nonlocal trouble
         while not stop.wait(LOOK_S):
             try:
-                trouble = watchdog.look()
+                trouble = look(parts(), asked)
             except Exception:
                 logger.warning("The run's processes are no longer watched.", exc_info=True)
                 return

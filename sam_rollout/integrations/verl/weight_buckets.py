@@ -20,19 +20,15 @@ def fit_bucket(config: DictConfig) -> Iterator[str]:
     """If the configured bucket is too small, enlarge it in `config`, and yield a log line."""
     if config.trainer.device == "cuda":
         return  # On GPUs, verl shares a tensor directly if it is larger than a bucket.
-    largest = _largest_tensor(config) * _bytes_of_element(config)
+    actor, bytes_of_element = config.actor_rollout_ref.actor, 2
+    if actor.strategy != "megatron":
+        dtype = str(actor.fsdp_config.get("model_dtype", None) or "fp32")
+        bytes_of_element = 4 if dtype in ("fp32", "float32", "float") else 2
+    largest = _largest_tensor(config) * bytes_of_element
     needed, given = math.ceil(largest / MEGABYTE), OmegaConf.select(config, BUCKET)
     if given < needed:
         OmegaConf.update(config, BUCKET, needed)
         yield f"{BUCKET}: {needed} instead of {given}, for the model's largest tensor to fit"
-
-
-def _bytes_of_element(config: DictConfig) -> int:
-    actor = config.actor_rollout_ref.actor
-    if actor.strategy == "megatron":
-        return 2
-    given = str(actor.fsdp_config.get("model_dtype", None) or "fp32")
-    return 4 if given in ("fp32", "float32", "float") else 2
 
 
 def _largest_tensor(config: DictConfig) -> int:

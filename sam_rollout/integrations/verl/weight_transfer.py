@@ -18,6 +18,7 @@ from sam_rollout.integrations.verl.failures import describe
 from sam_rollout.integrations.vllm.serving.dead_engine import first_of
 from sam_rollout.integrations.vllm.serving.tied_weights import ties_over_buckets
 
+SIDE_CHANNEL = ".failed"  # end of the second socket's address
 LINGER_MS = 2000  # A receiver's error has to reach the sender within this time.
 
 
@@ -25,41 +26,25 @@ class WeightSyncError(RuntimeError):
     """The engine could not load the weights; the message is the engine's first error."""
 
 
-def _side_channel(zmq_handle: str) -> str:
-    return f"{zmq_handle}.failed"
-
-
-def tell_sender(zmq_handle: str, error: BaseException) -> None:
-    """Send a receiver's error to the sender of a weight sync."""
-    with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
-        socket.setsockopt(zmq.LINGER, LINGER_MS)  # not forever, because the sender may have ended
-        socket.connect(_side_channel(zmq_handle))
-        with contextlib.suppress(zmq.ZMQError):
-            socket.send_string(describe(first_of(error)), zmq.NOBLOCK)
-
-
 class _WatchedSocket:
     """The sender's socket; waiting for it raises an error if the receiver reports one."""
 
     def __init__(self, socket: Any, failures: Any) -> None:
         self._socket, self._failures = socket, failures
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._socket, name)
+        self._poller = zmq.Poller()
+        self._poller.register(socket)  # ready to send or to receive, whichever comes next
+        self._poller.register(failures, zmq.POLLIN)
 
     def send_pyobj(self, content: Any) -> None:
-        self._wait_for(zmq.POLLOUT)
+        self._wait()
         self._socket.send_pyobj(content)
 
     def recv(self) -> bytes:
-        self._wait_for(zmq.POLLIN)
+        self._wait()
         return self._socket.recv()
 
-    def _wait_for(self, event: int) -> None:
-        poller = zmq.Poller()
-        poller.register(self._socket, event)
-        poller.register(self._failures, zmq.POLLIN)
-        if self._socket not in dict(poller.poll()):
+    def _wait(self) -> None:
+        if self._socket not in dict(self._poller.poll()):
             raise WeightSyncError(self._failures.recv_string())
 
     def close(self) -> None:
@@ -73,7 +58,7 @@ class WatchedSender(BucketedWeightSender):
     def _init_socket(self) -> None:
         super()._init_socket()
         failures = self.zmq_context.socket(zmq.PULL)
-        failures.bind(_side_channel(self.zmq_handle))
+        failures.bind(self.zmq_handle + SIDE_CHANNEL)
         self.socket: Any = _WatchedSocket(self.socket, failures)
 
 
@@ -105,5 +90,10 @@ class WeightReceiving:
             with ties_over_buckets():
                 super().update_weights_from_ipc(*args, **kwargs)  # type: ignore[misc]
         except Exception as error:
-            tell_sender(self._get_zmq_handle(), error)  # type: ignore[attr-defined]
+            handle = self._get_zmq_handle()  # type: ignore[attr-defined]
+            with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+                socket.setsockopt(zmq.LINGER, LINGER_MS)  # the sender may have ended
+                socket.connect(handle + SIDE_CHANNEL)
+                with contextlib.suppress(zmq.ZMQError):
+                    socket.send_string(describe(first_of(error)), zmq.NOBLOCK)
             raise

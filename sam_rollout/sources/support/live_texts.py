@@ -4,14 +4,12 @@ import zlib
 
 import numpy as np
 
-from sam_rollout.automaton.interface import LARGEST_AUTOMATON, BoolArray, Int32Array, Int64Array
+from sam_rollout.automaton.interface import BoolArray, Int32Array, Int64Array
 from sam_rollout.core.identity import GroupKey
 from sam_rollout.sources.contract import Limits, Source, Usage
 
 NO_SLOT = -1
-# Estimates for automata that are not made yet: bytes per token, and the largest number of tokens.
-LIVE_BYTES_PER_TOKEN = 60
-MOST_SHARED_TOKENS = LARGEST_AUTOMATON
+LIVE_BYTES_PER_TOKEN = 60  # an estimate for automata that are not made yet
 
 
 def number_of(key: GroupKey) -> int:

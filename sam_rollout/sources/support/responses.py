@@ -35,7 +35,6 @@ logger = logging.getLogger(__name__)
 MOST_WAITING_BYTES = 256 << 20
 
 _NO_SLOT = -1
-_NOTHING = np.zeros(0, np.int32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +88,7 @@ class Responses:
         self._unwritten: list[Text] = []  # responses for the next file
         self._unwritten_bytes = 0
         self._waiting_bytes = 0  # bytes of `_unwritten` and `_waiting` together
-        self._is_wanted = self._off = self._is_behind = False
+        self._is_wanted = self._is_behind = False
         self.ended: dict[str, Ended] = {}  # request that the last `finish` ended -> its text
         # Key of an interrupted response -> its group. A request of a later step continues the
         # response. That request has the whole text, so the interrupted part is not kept.
@@ -99,7 +98,7 @@ class Responses:
     @property
     def keeps(self) -> bool:
         """Whether ended responses are written to a folder."""
-        return self._store is not None and self._is_wanted and not self._off
+        return self._store is not None and self._is_wanted and not self.failures
 
     @property
     def nbytes(self) -> int:
@@ -123,7 +122,8 @@ class Responses:
         for row, (request_id, identity) in enumerate(zip(request_ids, identities, strict=True)):
             if request_id not in self._live and identity is not None:
                 slot = self._recorder.open(identity.prompt_tokens)
-                self._live[request_id] = (identity, slot)
+                if slot != _NO_SLOT:
+                    self._live[request_id] = (identity, slot)
             _, self._slots[row] = self._live.get(request_id, (None, _NO_SLOT))
 
     def record(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
@@ -136,15 +136,14 @@ class Responses:
 
     def peek(self, request_id: str, start: int) -> Int32Array:
         """Return the tokens of a live request's text from index `start` on, int32[n]."""
-        _, slot = self._live.get(request_id, (None, _NO_SLOT))
-        return _NOTHING if slot == _NO_SLOT else self._recorder.peek(slot, start)
+        return self._recorder.peek(self._live[request_id][1], start)
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """Move the texts of ended requests to `ended`, and store texts of training on disk."""
         self.ended = {}
         for request_id in request_ids:
             identity, slot = self._live.pop(request_id, (None, _NO_SLOT))
-            if identity is None or slot == _NO_SLOT:
+            if identity is None:
                 continue
             self._slots[self._slots == slot] = _NO_SLOT
             text = self._recorder.take(slot)
@@ -183,7 +182,7 @@ class Responses:
 
     def fail(self, error: BaseException) -> None:
         """Stop using the disk, and log a warning once."""
-        if self._off:
+        if self.failures:
             return
         logger.warning(
             "The responses kept in %s cannot be read or written any more; the rollout continues "
@@ -192,7 +191,6 @@ class Responses:
             exc_info=error,
         )
         self.failures += 1
-        self._off = True
         self._waiting.clear()
         self._unwritten = []
         self._unwritten_bytes = self._waiting_bytes = 0

@@ -79,10 +79,7 @@ class OwnTexts:
         self.nbytes = 0
 
     def pieces(self, origin: str) -> list[Piece]:
-        """Return the tokens sampled since the last call.
-
-        The responses are named `<origin>/<number>`.
-        """
+        """Return tokens sampled since the last call; responses are named `<origin>/<number>`."""
         pieces = list(self._ended)
         self.forget_ended()
         for request_id, identity in self._responses.live() if self.room else ():
@@ -200,11 +197,13 @@ class SharedTexts:
             row = self._free.pop()
             self._place[piece.response] = (group, row)
             self._members.setdefault(group, set()).add(piece.response)
-            self._begin(row, piece.start, group, automaton)
         elif piece.start != self._starts[row] + self._known[row]:
             self._end(row)
-            self._begin(row, piece.start, group, automaton)
         known = self._known[row]
+        if not known:  # a new text
+            self._starts[row] = piece.start
+            if automaton is not None:
+                self.attach(group, automaton)
         # If a row is full, numpy drops a single further token without an error. The automaton would
         # then read beyond the row.
         if known + len(tokens) > self._limits.max_model_len:
@@ -280,12 +279,6 @@ class SharedTexts:
         if over:
             for response in [name for name, (_, row) in self._place.items() if row in over]:
                 self._forget(response)
-
-    def _begin(self, row: int, start: int, group: GroupKey, automaton: int | None) -> None:
-        self._starts[row] = start
-        self._slots[row] = NO_SLOT
-        if automaton is not None:
-            self._slots[row] = self._pool.open(automaton, number_of(group))
 
     def _end(self, row: int) -> None:
         """Close a row's text, and count its unread tokens as missed."""

@@ -10,7 +10,6 @@ from sam_rollout.core.limits import UNKNOWN_VOCABULARY
 from sam_rollout.core.settings import ConfigError
 from sam_rollout.sources import check_sources
 from sam_rollout.sources.run import RunSourceConfig, check_corpus
-from sam_rollout.sources.support.corpus import read_corpus
 from tests.unit.drafting.texts import counter, drafter_of, enter, identity, step
 from tests.unit.sources.test_run import continued, ended, make_drafter
 
@@ -28,8 +27,9 @@ def write_traces(path, *texts):
     pq.write_table(pa.table({"prompt_ids": prompts, "response_ids": responses}), path)
 
 
-def read(path, most_tokens=1 << 20, vocab_size=UNKNOWN_VOCABULARY):
-    return [t.tolist() for t in read_corpus("field", str(path), most_tokens, vocab_size)]
+def read(path, max_bytes=1 << 30, vocab_size=UNKNOWN_VOCABULARY):
+    config = RunSourceConfig(corpus=str(path), max_bytes=max_bytes)
+    return [text.tolist() for text in check_corpus(config, vocab_size)]
 
 
 def test_lines_of_ids_and_traces_of_a_run_are_read(tmp_path):
@@ -51,15 +51,15 @@ def test_lines_of_ids_and_traces_of_a_run_are_read(tmp_path):
         ('{"text": [1]}', "line 1: expected"),
         ("[]", "holds no tokens"),
         ("[1, 2, 512]", "token ids from 1 to 512; the model has 512"),
-        (json.dumps([1] * 1025), "holds more than the 1024 tokens that fit"),
-        ("[1]\n[2]\n[3]", "each text rounded up to a multiple of 512"),
+        (json.dumps([1] * 6554), "holds more than the 6553 tokens that fit"),
+        ("[1]\n" * 13, "each text rounded up to a multiple of 512"),
     ],
 )
 def test_what_cannot_be_drafted_from_is_refused_in_one_line(tmp_path, content, message):
     (tmp_path / "a.jsonl").write_text(content)
     with pytest.raises(ConfigError, match=message) as refused:
-        read(tmp_path / "a.jsonl", 1024, 512)
-    assert refused.value.field == "field" and "\n" not in str(refused.value)
+        read(tmp_path / "a.jsonl", 1 << 20, 512)
+    assert refused.value.field == "sam.sources.run.corpus" and "\n" not in str(refused.value)
 
 
 def test_a_file_without_traces_is_refused(tmp_path):

@@ -8,7 +8,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from sam_rollout.integrations.verl import watchdog as module
 from sam_rollout.integrations.verl.failures import DeadPartError
-from sam_rollout.integrations.verl.watchdog import Watchdog, parts_of, watched
+from sam_rollout.integrations.verl.watchdog import look, parts_of, watched
 
 BUSY, WELL = object(), True
 
@@ -28,38 +28,38 @@ def no_ray(monkeypatch):
 
 
 def test_who_lives_is_in_no_trouble():
-    asked = []
+    asked, waiting = [], {}
     answers = {"one": WELL, "two": "", "three": BUSY, "four": ActorUnavailableError("soon", None)}
 
     def asking(name):
         return lambda: asked.append(name) or answers[name]
 
-    watchdog = Watchdog(lambda: {name: asking(name) for name in answers})
-    assert [watchdog.look() for _ in range(3)] == [""] * 3
+    parts = {name: asking(name) for name in answers}
+    assert [look(parts, waiting) for _ in range(3)] == [""] * 3
     assert asked.count("one") == 3
     assert asked.count("three") == 1, "a part that does not answer is asked once"
-    assert Watchdog(dict).look() == "", "nothing has started"
+    assert look({}, {}) == "", "nothing has started"
 
 
 def test_who_is_dead_or_in_trouble_is_named():
     parts = {"reward worker 3": ActorDiedError}
-    assert Watchdog(lambda: parts).look().startswith("reward worker 3 died: ActorDiedError")
+    assert look(parts, {}).startswith("reward worker 3 died: ActorDiedError")
     parts = {"rollout server": lambda: "the engine died: OSError: no"}
-    assert Watchdog(lambda: parts).look() == "the engine died: OSError: no"
+    assert look(parts, {}) == "the engine died: OSError: no"
 
 
 def test_the_trainer_is_interrupted_where_it_waits():
     started = time.monotonic()
     parts = {"queue": lambda: "the queue is gone" if time.monotonic() > started + 0.1 else ""}
-    with pytest.raises(DeadPartError, match="the queue is gone"), watched(Watchdog(lambda: parts)):
+    with pytest.raises(DeadPartError, match="the queue is gone"), watched(lambda: parts):
         threading.Event().wait(60)
     assert time.monotonic() - started < 30
 
 
 def test_errors_of_its_own_and_a_good_end_stay():
-    with watched(Watchdog(dict)):
+    with watched(dict):
         pass
-    with pytest.raises(KeyError), watched(Watchdog(dict)):
+    with pytest.raises(KeyError), watched(dict):
         raise KeyError
     assert not [thread for thread in threading.enumerate() if thread.name == "sam-watchdog"]
 
@@ -68,7 +68,7 @@ def test_a_watchdog_that_fails_ends_no_run(caplog):
     def parts():
         raise OSError("no such part")
 
-    with watched(Watchdog(parts)):
+    with watched(parts):
         time.sleep(0.2)
     assert "are no longer watched" in caplog.text
 
