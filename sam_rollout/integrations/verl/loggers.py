@@ -66,10 +66,9 @@ def wandb_arguments(config: DictConfig, run: RunConfig, info: RunInfo) -> dict[s
     return {
         "project": config.trainer.project_name,
         "name": experiment if folder == experiment else f"{experiment} {folder}",
-        "entity": os.environ.get("WANDB_ENTITY"),
         "config": encode({**info.config, "sam_run": described}),
         "tags": [tag[:MAX_TAG] for tag in tags],
-        "group": run.compare.group or os.environ.get("WANDB_RUN_GROUP"),
+        "group": run.compare.group or None,  # None: wandb reads WANDB_RUN_GROUP
         "job_type": os.environ.get("WANDB_JOB_TYPE", info.label),
     }
 
