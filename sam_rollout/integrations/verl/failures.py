@@ -64,14 +64,14 @@ class Failure:
 
     kind: tuple[str, str]  # Type of the error, and "file:line" where it was raised.
     text: str  # Type and message of the first error.
-    trace: str  # Traceback of the first error.
+    trace: str
     first_s: float  # Time of the first error, by the clock of the machine where it occurred.
     fatal: bool
     count: int = 1
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Describe an error that has just occurred; `first_s` is the present time."""
+    """Describe an error that has just occurred."""
     cause = cause_of(error)
     trace = "".join(traceback.format_exception(error))
     places = _PLACE.findall(getattr(error, "traceback_str", "") or trace)
@@ -96,7 +96,6 @@ class FailureBook:
         error.__dict__[_NOTED] = True
 
     def add(self, failures: Iterable[Failure]) -> None:
-        """Add failures, which may come from another process."""
         for new in failures:
             if known := self._kept.get(new.kind):
                 first = min(known, new, key=lambda failure: failure.first_s)
@@ -154,8 +153,7 @@ class FailureWatch:
 
     def settle(self) -> None:
         """Ask the workers for failures and wait for the answer."""
-        if self._asked:  # an earlier request is still open
-            self._take()
+        self._take()  # answers to an earlier request, if one is open
         self._ask()
         self._take()
 
@@ -208,11 +206,7 @@ class FailureWatch:
             return
         self.settle()
         self.log_new_kinds(where)
-        if all_failed:
-            what = "every group had a response that failed"
-        else:
-            what = (
-                f"{failed} of {submitted} groups had a response that failed, more than "
-                f"dynamic_sampling.max_failed_share = {limit} allows"
-            )
+        what = f"{failed} of {submitted} groups had a response that failed"
+        if not all_failed:
+            what += f", more than dynamic_sampling.max_failed_share = {limit} allows"
         raise RolloutFailedError(f"{where}: {what}; the first error: {self.first_error()}")
