@@ -8,7 +8,6 @@ import contextlib
 import os
 import resource
 import types
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -68,11 +67,6 @@ class PlatformCPU(PlatformBase):
     def device_count(self) -> int:
         return 1
 
-    def manual_seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    manual_seed_all = manual_seed
-
     def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
         return None, None
 
@@ -81,10 +75,6 @@ class PlatformCPU(PlatformBase):
 
     def visible_devices_envvar(self) -> str:
         return "VERL_CPU_VISIBLE_DEVICES"
-
-    @contextlib.contextmanager
-    def nvtx_range(self, msg: str) -> Iterator[None]:
-        yield
 
     def ray_resource_name(self) -> str:
         return "GPU"  # verl accepts no other name, and Ray only counts units
@@ -95,8 +85,10 @@ class PlatformCPU(PlatformBase):
     def is_ipc_supported(self) -> bool:
         return False  # weights travel through shared memory instead
 
+    manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
     set_device = synchronize = set_allocator_settings = empty_cache = _nothing
     profiler_start = profiler_stop = cudart = _nothing
+    nvtx_range = contextlib.nullcontext
 
 
 def use_single_gloo_backend() -> None:
