@@ -152,16 +152,14 @@ class SamAgentLoopManager(AgentLoopManagerTQ):
         if split not in self._asked or self._asked[split][0] != step:
             self._asked[split] = step, Counter()
         texts, asked, first = list(prompts["raw_prompt"]), self._asked[split][1], []
-        numbers = self._numbers(prompts, len(texts), validate=validate)
+        rollout = self.rollout_config
+        numbers: Any = rollout.val_kwargs.n if validate else rollout.n
+        if OWN_NUMBER_COLUMN in prompts:
+            numbers = prompts[OWN_NUMBER_COLUMN]
+        if not hasattr(numbers, "__len__"):  # one number for all rows
+            numbers = [numbers] * len(texts)
         for prompt, number in zip(map(repr, texts), numbers, strict=True):
             first.append(asked[prompt])
-            asked[prompt] += number
+            asked[prompt] += int(number)
         prompts[FIRST_SIBLING_COLUMN] = torch.tensor(first)
         super().generate_sequences(prompts)
-
-    def _numbers(self, prompts: TensorDict, rows: int, *, validate: bool) -> list[int]:
-        if OWN_NUMBER_COLUMN in prompts:
-            own = prompts[OWN_NUMBER_COLUMN]
-            return [int(n) for n in own] if hasattr(own, "__len__") else [int(own)] * rows
-        rollout = self.rollout_config
-        return [int(rollout.val_kwargs.n if validate else rollout.n)] * rows
