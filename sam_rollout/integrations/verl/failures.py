@@ -104,7 +104,7 @@ class FailureBook:
 
     @property
     def failures(self) -> list[Failure]:
-        """Every kind of failure, sorted by the time of its first error."""
+        """All kinds of failures, sorted by the time of the first error."""
         return sorted(self._kept.values(), key=lambda failure: failure.first_s)
 
     @property
@@ -136,9 +136,7 @@ class FailureWatch:
         self.book = FailureBook()
 
     def look(self) -> None:
-        """Ask the workers for failures, or take their answers to an earlier call.
-
-        This method does not wait: answers are taken only when all workers have answered.
+        """Ask the workers for failures, or take their answers if all have answered; do not wait.
 
         Raises:
             RolloutFailedError: A worker reported an error of a type in `FATAL`.
@@ -179,7 +177,6 @@ class FailureWatch:
                 raise RolloutFailedError(failure.text)
 
     def log_new_kinds(self, where: str) -> None:
-        """Log every kind of error once per run, with a traceback."""
         for failure in self.book.failures:
             if failure.kind not in self._logged:
                 self._logged.add(failure.kind)

@@ -163,10 +163,7 @@ class CurveLogger:
             guard(lambda: writer.add_custom_scalars(tensorboard_layout()))
 
     def log(self, engine_steps: list[pa.Table], title: str, step: int) -> None:
-        """Draw and log a rollout's curve, if the setting `curve_every` asks for it in this step.
-
-        Errors only cause a warning.
-        """
+        """Draw and log a rollout's curve, if the setting `curve_every` asks for it in this step."""
         if engine_steps and self._every and step % self._every == 0:
             self._guard(self._log, engine_steps, title, step)
 

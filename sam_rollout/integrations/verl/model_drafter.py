@@ -167,8 +167,8 @@ def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
 
 def _head_size(shape: HeadShape, tensor: int) -> DrafterSize:
     """Return a head's memory per rank."""
-    whole = math.prod(shape.weights["fc.weight"])
-    maps = ("t2d", "d2t")
-    divided = sum(math.prod(d) for n, d in shape.weights.items() if n not in maps) - whole
+    sizes = {name: math.prod(size) for name, size in shape.weights.items()}
+    whole = sizes.pop("fc.weight")
+    divided = sum(size for name, size in sizes.items() if name not in ("t2d", "d2t"))
     kv_heads = max(1, shape.kv_heads // tensor)
     return DrafterSize(BF16 * (whole + divided / tensor), 2 * BF16 * kv_heads * shape.head_dim)

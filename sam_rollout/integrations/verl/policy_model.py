@@ -70,11 +70,7 @@ def read_config(config: DictConfig) -> dict[str, Any] | None:
 
 
 def policy_shape(config: DictConfig) -> tuple[ModelShape, str]:
-    """Return the policy's sizes, and the name of their source.
-
-    The source is config.json. If this file is missing, or `ModelShape.of_model` cannot read the
-    model's sizes from it, the source is `model_shape`.
-    """
+    """Return the policy's sizes, and their source: config.json if possible, else `model_shape`."""
     own = read_config(config)
     shape = ModelShape.of_model(own) if own else None
     if shape is not None:
