@@ -88,15 +88,14 @@ def main(config: DictConfig) -> None:
     """Run the composed experiment."""
     from sam_rollout.integrations.verl.checks import check, settled
     from sam_rollout.integrations.verl.environment import export_environment
-    from sam_rollout.integrations.verl.launch import launch, naming_the_first_error, prepare_run
+    from sam_rollout.integrations.verl.launch import launch, prepare_run
 
     settled(config)  # a wrong setting ends the run before any file is made
     make_data(config)
     run = check(config)
     export_environment(config, run)
     prepare_run(config, run)
-    with naming_the_first_error():
-        launch(config, run)
+    launch(config, run)
 
 
 @_application

@@ -9,7 +9,7 @@ from sam_rollout.doctor import host, installation
 from sam_rollout.doctor.printed_checks import Finding, Line, fail, ok, skip, warn
 from sam_rollout.doctor.scope import Question
 from sam_rollout.integrations.verl.check_results import Fact
-from sam_rollout.integrations.verl.checks import ALL_CHECKS, FILES, ask, settled
+from sam_rollout.integrations.verl.checks import ALL_CHECKS, FILES, settled
 
 Check = Callable[[Question], Iterable[Line]]
 
@@ -28,7 +28,7 @@ def check_run(question: Question) -> Iterator[Line]:
     for what, function in FILES if question.cluster else ALL_CHECKS:
         facts, noted = [], False
         try:
-            for said in ask(function, config, run):
+            for said in function(config, run):
                 if isinstance(said, Fact):
                     facts.append(said.text)
                 else:

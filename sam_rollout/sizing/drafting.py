@@ -1,7 +1,4 @@
-"""Estimates how many responses an engine gets in a generation round.
-
-The module also estimates how much host memory the engine's draft sources take.
-"""
+"""Estimates an engine's responses in a generation round, and its draft sources' host memory."""
 
 import dataclasses
 import math
@@ -28,7 +25,7 @@ class RolloutRound:
 
     @property
     def per_engine(self) -> int:
-        """The maximum number of responses that one engine gets."""
+        """The most responses that one engine gets."""
         return math.ceil(self.responses / self.engines)
 
     @property

@@ -7,25 +7,17 @@ and sibling number in a context variable of this task. `IdentityClient` adds the
 import contextvars
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 import torch
-from ray.exceptions import ActorDiedError
 from tensordict import TensorDict
 from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
-from sam_rollout.core.identity import TRAIN_SPLIT, VAL_SPLIT, RequestIdentity, identify, key_of
-from sam_rollout.integrations.verl.failures import (
-    DeadPartError,
-    Failure,
-    FailureBook,
-    cause_of,
-    describe,
-    is_not_kept,
-)
+from sam_rollout.core.identity import TRAIN_SPLIT, VAL_SPLIT, RequestIdentity, group_of, key_of
+from sam_rollout.integrations.verl.failures import Failure, FailureBook, cause_of, is_not_kept
 from sam_rollout.integrations.verl.interruptions import tokens_by_weights
 from sam_rollout.integrations.verl.registered_names import TOKENS_BY_WEIGHTS
 from sam_rollout.integrations.verl.request_keys import RequestKeys
@@ -72,36 +64,28 @@ class IdentityClient:
         response = _current_response.get()
         response.first_prompt_ids = response.first_prompt_ids or tuple(prompt_ids)
         chain = response.keys.begin(prompt_ids)
-        identity = self._identity_of(response, chain.name, sampling_params.get("seed"))
-        identity = replace(identity, prompt_tokens=len(prompt_ids))
-        given = sampling_params.get("extra_args") or {}
-        extra_args = {**given, **identity.to_extra_args()}
+        group, seed = group_of(response.first_prompt_ids), sampling_params.get("seed")
+        given = "" if seed in (None, -1) else f"seed {seed}"  # vLLM reads -1 as no seed
+        name = "/".join(filter(None, [group, chain.name, given]))
+        identity = RequestIdentity(
+            group=group,
+            sibling=response.sibling,
+            step=response.step,
+            split=response.split,
+            key=key_of(self._seed, response.step, name, response.sibling),
+            prompt_tokens=len(prompt_ids),
+        )
+        extra_args = {**(sampling_params.get("extra_args") or {}), **identity.to_extra_args()}
         sampling_params = {**sampling_params, "extra_args": extra_args}
         try:
             output = await self._client.generate(
                 request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs
             )
-        except BaseException as error:
+        except BaseException:
             response.keys.abandon(chain)
-            if isinstance(error, ActorDiedError):
-                raise DeadPartError(f"a rollout server died: {describe(error)}") from error
             raise
         response.keys.end(chain, prompt_ids, output.token_ids)
         return output
-
-    def _identity_of(self, response: _Response, name: str, seed: int | None) -> RequestIdentity:
-        identity = identify(
-            response.first_prompt_ids,
-            seed=self._seed,
-            step=response.step,
-            sibling=response.sibling,
-            split=response.split,
-        )
-        given = "" if seed in (None, -1) else f"seed {seed}"  # vLLM reads -1 as no seed
-        text = "/".join(filter(None, [identity.group, name, given]))
-        if text == identity.group:
-            return identity
-        return replace(identity, key=key_of(self._seed, response.step, text, response.sibling))
 
 
 class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
@@ -115,14 +99,11 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         super().__init__(config, client, *args, **kwargs)
 
     async def take_failures(self) -> list[Failure]:
-        """Return and forget the errors of responses that failed since the last call."""
         return self._failures.take()
 
     async def _compute_score(self, outputs: list[Any], kwargs: dict) -> None:
         try:
             await super()._compute_score(outputs, kwargs)
-        except ActorDiedError as error:
-            raise DeadPartError(f"a reward worker died: {describe(error)}") from error
         except KeyError as error:
             if cause_of(error).args == ("score",):
                 raise UnjudgedError(
@@ -171,16 +152,14 @@ class SamAgentLoopManager(AgentLoopManagerTQ):
         if split not in self._asked or self._asked[split][0] != step:
             self._asked[split] = step, Counter()
         texts, asked, first = list(prompts["raw_prompt"]), self._asked[split][1], []
-        numbers = self._numbers(prompts, len(texts), validate=validate)
+        rollout = self.rollout_config
+        numbers: Any = rollout.val_kwargs.n if validate else rollout.n
+        if OWN_NUMBER_COLUMN in prompts:
+            numbers = prompts[OWN_NUMBER_COLUMN]
+        if not hasattr(numbers, "__len__"):  # one number for all rows
+            numbers = [numbers] * len(texts)
         for prompt, number in zip(map(repr, texts), numbers, strict=True):
             first.append(asked[prompt])
-            asked[prompt] += number
+            asked[prompt] += int(number)
         prompts[FIRST_SIBLING_COLUMN] = torch.tensor(first)
         super().generate_sequences(prompts)
-
-    def _numbers(self, prompts: TensorDict, rows: int, *, validate: bool) -> list[int]:
-        if OWN_NUMBER_COLUMN in prompts:
-            own = prompts[OWN_NUMBER_COLUMN]
-            return [int(n) for n in own] if hasattr(own, "__len__") else [int(own)] * rows
-        rollout = self.rollout_config
-        return [int(rollout.val_kwargs.n if validate else rollout.n)] * rows

@@ -38,7 +38,6 @@ from sam_rollout.telemetry.records import RunFolderError, value_at
 
 DTYPES = ("bfloat16", "float16", "float32")  # dtypes of vLLM's batch-invariant kernels
 
-
 # Checks one subject: yields facts and notes, and raises `ConfigError` if the run cannot work.
 CheckFunction = Callable[[DictConfig, RunConfig], Iterable[Fact | Note]]
 RunCheck = tuple[str, CheckFunction]  # a subject, such as the model, and its check
@@ -204,22 +203,18 @@ ALL_CHECKS = (*RUN_CHECKS, ("verl's own checks", check_with_verl))
 def check(
     config: DictConfig, checks: Sequence[RunCheck] = RUN_CHECKS, *, planned: bool = False
 ) -> RunConfig:
-    """Run the checks on a composed configuration, and print notes; `ask` explains `planned`."""
+    """Run the checks on a composed configuration, and print notes.
+
+    If `planned` is true, missing data or a missing model is only noted.
+    """
     run = settled(config)
     for _, function in checks:
-        for said in ask(function, config, run, planned=planned):
-            if isinstance(said, Note):
-                print(f"Note: {said.text}", flush=True)
+        try:
+            for said in function(config, run):
+                if isinstance(said, Note):
+                    print(f"Note: {said.text}", flush=True)
+        except NotHereError as error:
+            if not planned:
+                raise
+            print(f"Note: not on this machine: {error}", flush=True)
     return run
-
-
-def ask(
-    function: CheckFunction, config: DictConfig, run: RunConfig, *, planned: bool = False
-) -> Iterator[Fact | Note]:
-    """Run one check; if `planned` is true, missing data or a missing model becomes a note."""
-    try:
-        yield from function(config, run)
-    except NotHereError as error:
-        if not planned:
-            raise
-        yield Note(f"not on this machine: {error}")

@@ -18,7 +18,6 @@ from sam_rollout.integrations.verl.check_results import Fact, hold
 from sam_rollout.integrations.verl.environment import run_variables
 
 REWARD = "reward.custom_reward_function"
-FILTER_METRIC = "algorithm.filter_groups.metric"
 AGENT = "actor_rollout_ref.rollout.agent"
 # Settings that name files, which agent loops open only after all processes have started.
 _TOOL_FILES = (
@@ -31,10 +30,9 @@ _OWN_LOOPS = {"single_turn_agent", "tool_agent"}
 _CANONICAL_REWARD = "reward"
 
 # This program loads a module, and a function or class in it, as verl does
-# (verl.utils.import_utils.load_extern_object). It then prints one line of JSON with two keys.
-# `wrong` is "", or an error text if the module has no such function or class. `figures` lists the
-# names of the numbers that a reward returns. The exit status `_LOADED` means that the program came
-# to its end. Status 0 would not show this, because the user's module may exit with status 0.
+# (verl.utils.import_utils.load_extern_object). Its last line is JSON: `wrong` is an error text or
+# "", and `figures` lists the names of the numbers that a reward returns. It ends with the status
+# `_LOADED`, because the user's module may exit with status 0.
 _LOADED = 64
 _LOAD = """
 import importlib, importlib.util, json, os, sys
@@ -60,8 +58,7 @@ def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
     place, allowed = "reward.reward_manager", f"must be one of {', '.join(sorted(_OWN_MANAGERS))}"
     allowed += f", or set {place}.source=importlib and module.path"
     if manager.source == "importlib":
-        at = f"{place}.module.path", manager.module.path
-        _load(config, *at, f"{place}.name", manager.name)
+        _load(config, f"{place}.module.path", manager.module.path, f"{place}.name", manager.name)
     elif manager.source == "register":
         hold([(f"{place}.name", manager.name, manager.name in _OWN_MANAGERS, allowed)])
     function = config.reward.custom_reward_function
@@ -72,7 +69,7 @@ def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
     figures, metric = loaded["figures"], config.algorithm.filter_groups.metric
     gives = run.sampling.kind == "none" or not figures or metric in {*figures, _CANONICAL_REWARD}
     allowed = f"{function.path} gives {', '.join(figures)}; {_CANONICAL_REWARD!r} is the reward"
-    hold([(FILTER_METRIC, metric, gives, allowed)])
+    hold([("algorithm.filter_groups.metric", metric, gives, allowed)])
     yield Fact(f"{function.name} of {function.path}; manager {manager.name}")
 
 

@@ -15,7 +15,6 @@ from sam_rollout.integrations.verl.run_config import plain
 
 PREPARE = "python -m recipes.dapo_qwen3.prepare_data --help says how to make the recipe's data sets"
 LOADERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}  # the formats that verl reads
-FILTER = "data.filter_overlong_prompts"
 Row = Mapping[str, Any]
 
 
@@ -47,7 +46,7 @@ def check_data(config: DictConfig) -> Iterator[Fact | Note]:
         found = f"has {rows} rows"
         if usable < rows:
             found = f"has {usable} of {rows} rows with prompts of at most data.max_prompt_length = "
-            found += f"{config.data.max_prompt_length} tokens ({FILTER} = true)"
+            found += f"{config.data.max_prompt_length} tokens (data.filter_overlong_prompts = true)"
         needed = f"data.train_batch_size = {wanted}" if key == "train" else "at least one is needed"
         hold([(field, given, usable >= wanted, f"{found}, {needed}")])
         yield Fact(f"{field}: {', '.join(files)}")

@@ -37,8 +37,7 @@ def candidates(
 ) -> list[FinishedRequest]:
     """Return the requests that can be sampled again and compared.
 
-    `shares` has each engine's finished requests, and `records` has each engine's records. Both list
-    the requests in the same order.
+    `shares` has each engine's finished requests; `records` lists them in the same order.
     """
     drafted = [n for one in records for n in one.requests["drafted_tokens"].to_pylist()]
     finished = [request for share in shares for request in share]
@@ -54,16 +53,12 @@ def candidates(
 
 
 def pick(found: Sequence[FinishedRequest], count: int, seed: int) -> list[FinishedRequest]:
-    """Draw some candidates at random; `count` is the largest number of them.
-
-    The order in which the candidates ended does not influence the draw.
-    """
+    """Draw at most `count` candidates at random, whatever the order in which they ended."""
     ordered = sorted(found, key=lambda one: (_key_of(one), len(one.prompt_ids)))
     return random.Random(seed).sample(ordered, min(count, len(ordered)))
 
 
 def _key_of(request: FinishedRequest) -> int:
-    """Return the key of a candidate's random numbers."""
     assert request.identity is not None
     return request.identity.key
 
@@ -85,10 +80,9 @@ class DraftProof:
         self.candidates: list[FinishedRequest] = []
 
     async def compare(self, count: int, seed: int) -> list[Compared]:
-        """Sample some candidates' responses again, compare the texts, and forget all candidates.
+        """Sample at most `count` candidates again, compare the texts, and forget all candidates.
 
-        `count` is the largest number of candidates to sample again. No other request may run during
-        the comparison.
+        No other request may run during the comparison.
 
         Raises:
             RuntimeError: A repeated response was aborted.
@@ -98,12 +92,11 @@ class DraftProof:
             return []
         await self._pause(True)
         try:
-            answers = await asyncio.gather(
-                *(
-                    self._ask(one, one.prompt_ids, max_tokens=len(one.response_ids), logprobs=None)
-                    for one in picked
-                )
-            )
+            asked = [
+                self._ask(one, one.prompt_ids, max_tokens=len(one.response_ids), logprobs=None)
+                for one in picked
+            ]
+            answers = await asyncio.gather(*asked)
             return [
                 await self._compared(one, list(answer.token_ids))
                 for one, answer in zip(picked, answers, strict=True)

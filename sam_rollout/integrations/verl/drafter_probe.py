@@ -35,7 +35,7 @@ class DrafterProbe:
         self._probing: asyncio.Task | None = None
 
     async def passed(self, prompt_ids: Sequence[int]) -> None:
-        """Check the drafter in the first call; later calls wait for the first call's result.
+        """Check the drafter in the first call; later calls wait for the result.
 
         Raises:
             StartUpError: The model's drafts were no better than chance, or it made no drafts.

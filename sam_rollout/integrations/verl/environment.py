@@ -47,13 +47,9 @@ def environment(config: DictConfig, run: RunConfig) -> dict[str, str]:
         variables[MODEL_RUNNER_ENV] = "0"
     if run.sampler.batch_invariant:
         variables[BATCH_INVARIANT_ENV] = "1"
-    modules = [*filter(None, os.environ.get(EXTERNAL_MODULES_ENV, "").split(","))]
-    if PLUGIN_MODULE not in modules:
-        modules.append(PLUGIN_MODULE)
-    return {
-        **{name: os.environ.get(name, value) for name, value in variables.items()},
-        EXTERNAL_MODULES_ENV: ",".join(modules),
-    }
+    modules = filter(None, [os.environ.get(EXTERNAL_MODULES_ENV), PLUGIN_MODULE])
+    variables = {name: os.environ.get(name, value) for name, value in variables.items()}
+    return variables | {EXTERNAL_MODULES_ENV: ",".join(modules)}
 
 
 def export_environment(config: DictConfig, run: RunConfig) -> None:

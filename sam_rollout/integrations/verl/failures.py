@@ -64,14 +64,14 @@ class Failure:
 
     kind: tuple[str, str]  # Type of the error, and "file:line" where it was raised.
     text: str  # Type and message of the first error.
-    trace: str  # Traceback of the first error.
+    trace: str
     first_s: float  # Time of the first error, by the clock of the machine where it occurred.
     fatal: bool
     count: int = 1
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Describe an error that has just occurred; `first_s` is the present time."""
+    """Describe an error that has just occurred."""
     cause = cause_of(error)
     trace = "".join(traceback.format_exception(error))
     places = _PLACE.findall(getattr(error, "traceback_str", "") or trace)
@@ -96,7 +96,6 @@ class FailureBook:
         error.__dict__[_NOTED] = True
 
     def add(self, failures: Iterable[Failure]) -> None:
-        """Add failures, which may come from another process."""
         for new in failures:
             if known := self._kept.get(new.kind):
                 first = min(known, new, key=lambda failure: failure.first_s)
@@ -105,7 +104,7 @@ class FailureBook:
 
     @property
     def failures(self) -> list[Failure]:
-        """Every kind of failure, sorted by the time of its first error."""
+        """All kinds of failures, sorted by the time of the first error."""
         return sorted(self._kept.values(), key=lambda failure: failure.first_s)
 
     @property
@@ -137,9 +136,7 @@ class FailureWatch:
         self.book = FailureBook()
 
     def look(self) -> None:
-        """Ask the workers for failures, or take their answers to an earlier call.
-
-        This method does not wait: answers are taken only when all workers have answered.
+        """Ask the workers for failures, or take their answers if all have answered; do not wait.
 
         Raises:
             RolloutFailedError: A worker reported an error of a type in `FATAL`.
@@ -154,8 +151,7 @@ class FailureWatch:
 
     def settle(self) -> None:
         """Ask the workers for failures and wait for the answer."""
-        if self._asked:  # an earlier request is still open
-            self._take()
+        self._take()  # answers to an earlier request, if one is open
         self._ask()
         self._take()
 
@@ -181,7 +177,6 @@ class FailureWatch:
                 raise RolloutFailedError(failure.text)
 
     def log_new_kinds(self, where: str) -> None:
-        """Log every kind of error once per run, with a traceback."""
         for failure in self.book.failures:
             if failure.kind not in self._logged:
                 self._logged.add(failure.kind)
@@ -208,11 +203,7 @@ class FailureWatch:
             return
         self.settle()
         self.log_new_kinds(where)
-        if all_failed:
-            what = "every group had a response that failed"
-        else:
-            what = (
-                f"{failed} of {submitted} groups had a response that failed, more than "
-                f"dynamic_sampling.max_failed_share = {limit} allows"
-            )
+        what = f"{failed} of {submitted} groups had a response that failed"
+        if not all_failed:
+            what += f", more than dynamic_sampling.max_failed_share = {limit} allows"
         raise RolloutFailedError(f"{where}: {what}; the first error: {self.first_error()}")

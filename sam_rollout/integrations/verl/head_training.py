@@ -54,18 +54,14 @@ class HeadTraining:
             head = load_head(path, self._model_config)
         group = torch.distributed.group.WORLD
         peers = self._peers = Peers(group if torch.distributed.get_world_size() > 1 else None)
-        known = not is_fresh(path)
-        self.online = OnlineHead(head, self._source.max_tokens, settings, peers, known)
+        self.online = OnlineHead(head, self._source.max_tokens, settings, peers, not is_fresh(path))
         share = SHARE_OF_BUFFER * settings.buffer_tokens / settings.window / peers.size
         rng, windows = random.Random(engine.get_data_parallel_rank()), max(1, round(share))
         layers = head.shape.target_layers
         self._capture = StateCapture(self._part, layers, settings.window, windows, rng)
 
     def reading(self, responses: int) -> AbstractContextManager[None]:
-        """Return a context that captures hidden states from verl's forward pass over a batch.
-
-        `responses` is the number of responses in the batch.
-        """
+        """Return a context that captures hidden states in verl's forward pass over a batch."""
         return nullcontext() if self.online.failed else self._capture.running(responses)
 
     def learn(self, seconds: float) -> dict[str, float]:
@@ -78,7 +74,6 @@ class HeadTraining:
         return self.online.learn(self._part.matrices, this_device(), seconds)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield names and tensors of the head for a weight sync."""
         for name, tensor in self.online.trainable.head.state_dict().items():
             sent = tensor.to(this_device())
             # Engines on a CPU compute in float32, as the training of the head does.

@@ -64,6 +64,5 @@ class _CountingClient(LLMServerClient):
 class InterruptedClient(FullyAsyncLLMServerClient, _CountingClient):
     """Continues interrupted responses, and counts the tokens sampled with each step's weights.
 
-    verl's class sends each request of a response with ``super().generate``. Here, this call runs
-    `_CountingClient.generate`.
+    For each request, verl's class calls ``super().generate``, here `_CountingClient.generate`.
     """

@@ -77,30 +77,16 @@ def prepare_run(config: DictConfig, run: RunConfig) -> None:
     validate(config)
 
 
-@contextlib.contextmanager
-def naming_the_first_error() -> Iterator[None]:
-    """End a failing run with its traceback and a last line that names the first error."""
-    import ray
-
-    from sam_rollout.integrations.verl.failures import describe
-
-    try:
-        yield
-    except Exception as error:
-        traceback.print_exc()
-        ray.shutdown()
-        sys.stdout.flush()
-        sys.exit(f"The run failed: {describe(error)}")
-
-
 def launch(config: DictConfig, run: RunConfig) -> None:
-    """Run verl's V1 trainer on a prepared configuration, in a Ray cluster."""
+    """Run verl's V1 trainer on a prepared configuration, in a Ray cluster.
+
+    If the run fails, its last line names the first error.
+    """
     import ray
     import verl.trainer.main_ppo as main_ppo
 
+    from sam_rollout.integrations.verl.failures import describe
     from sam_rollout.integrations.verl.status_line import follow_rollouts
-
-    write_first_head(config, run.sam)
 
     class SamTaskRunner(main_ppo.TaskRunnerV1.__ray_metadata__.modified_class):
         """verl's task runner with our trainer registered in its process."""
@@ -118,5 +104,12 @@ def launch(config: DictConfig, run: RunConfig) -> None:
 
     # The trainer writes the run folder, so it runs on the node where the run was started.
     runner = ray.remote(resources={HEAD_RESOURCE: 0.001})(SamTaskRunner)
-    with follow_rollouts(run.telemetry.progress):
-        main_ppo.run_ppo(config, task_runner_class=runner)
+    try:
+        write_first_head(config, run.sam)
+        with follow_rollouts(run.telemetry.progress):
+            main_ppo.run_ppo(config, task_runner_class=runner)
+    except Exception as error:
+        traceback.print_exc()
+        ray.shutdown()
+        sys.stdout.flush()
+        sys.exit(f"The run failed: {describe(error)}")

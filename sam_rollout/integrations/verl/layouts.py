@@ -55,29 +55,23 @@ def rollout_layout(config: DictConfig) -> RolloutLayout:
 
 
 def _training_layout(config: DictConfig, layers: int) -> TrainingLayout:
-    actor = config.actor_rollout_ref.actor
-    if actor.strategy == "megatron":
-        return _megatron_layout(config, layers)
-    shards = actor.fsdp_config.fsdp_size
-    return TrainingLayout(
-        engine="fsdp",
-        devices=_devices(config),
-        stage_layers=(layers,),
-        sequence=actor.ulysses_sequence_parallel_size,
-        shards=_devices(config) if shards < 1 else min(shards, _devices(config)),
-        offload_parameters=actor.fsdp_config.param_offload,
-        offload_optimizer=actor.fsdp_config.optimizer_offload,
-    )
-
-
-def _megatron_layout(config: DictConfig, layers: int) -> TrainingLayout:
-    megatron = config.actor_rollout_ref.actor.megatron
-    overrides = megatron.override_transformer_config
-    tensor = megatron.tensor_model_parallel_size
-    given = megatron.expert_tensor_parallel_size
+    actor, devices = config.actor_rollout_ref.actor, _devices(config)
+    if actor.strategy != "megatron":
+        shards = actor.fsdp_config.fsdp_size
+        return TrainingLayout(
+            engine="fsdp",
+            devices=devices,
+            stage_layers=(layers,),
+            sequence=actor.ulysses_sequence_parallel_size,
+            shards=devices if shards < 1 else min(shards, devices),
+            offload_parameters=actor.fsdp_config.param_offload,
+            offload_optimizer=actor.fsdp_config.optimizer_offload,
+        )
+    megatron = actor.megatron
+    tensor, given = megatron.tensor_model_parallel_size, megatron.expert_tensor_parallel_size
     return TrainingLayout(
         engine="megatron",
-        devices=_devices(config),
+        devices=devices,
         stage_layers=_stage_layers(config, layers),
         tensor=tensor,
         pipeline=megatron.pipeline_model_parallel_size,
@@ -86,7 +80,7 @@ def _megatron_layout(config: DictConfig, layers: int) -> TrainingLayout:
         expert_tensor=tensor if given is None else given,
         offload_parameters=megatron.param_offload,
         offload_optimizer=megatron.optimizer_offload,
-        swap_optimizer=bool(overrides.get("swap_optimizer")),
+        swap_optimizer=bool(megatron.override_transformer_config.get("swap_optimizer")),
     )
 
 

@@ -66,10 +66,9 @@ def wandb_arguments(config: DictConfig, run: RunConfig, info: RunInfo) -> dict[s
     return {
         "project": config.trainer.project_name,
         "name": experiment if folder == experiment else f"{experiment} {folder}",
-        "entity": os.environ.get("WANDB_ENTITY"),
         "config": encode({**info.config, "sam_run": described}),
         "tags": [tag[:MAX_TAG] for tag in tags],
-        "group": run.compare.group or os.environ.get("WANDB_RUN_GROUP"),
+        "group": run.compare.group or None,  # None: wandb reads WANDB_RUN_GROUP
         "job_type": os.environ.get("WANDB_JOB_TYPE", info.label),
     }
 
@@ -110,9 +109,9 @@ class OnceWarning:
         self._what = what
         self._said = False
 
-    def __call__(self, call: Callable[[], object]) -> None:
+    def __call__(self, call: Callable[..., object], *arguments: Any, **keywords: Any) -> None:
         try:
-            call()
+            call(*arguments, **keywords)
         except Exception:
             if not self._said:
                 logger.warning("%s; training goes on.", self._what, exc_info=True)
@@ -128,26 +127,13 @@ class GuardedWandb:
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
         """Log metrics with the training step, which verl leaves out in the first validation."""
-        self._guard(lambda: self._wandb.log(data={STEP_AXIS: step, **data}, step=step))
+        self._guard(self._wandb.log, data={STEP_AXIS: step, **data}, step=step)
 
     def alert(self, title: str, text: str) -> None:
-        """Send an alert if a wandb run is active."""
-        if getattr(self._wandb, "run", None) is not None:
-            self._guard(lambda: self._wandb.alert(title=title, text=text, level="WARN"))
+        self._guard(self._wandb.alert, title=title, text=text, level="WARN")
 
     def finish(self, exit_code: int = 0) -> None:
-        self._guard(lambda: self._wandb.finish(exit_code=exit_code))
-
-
-class GuardedTable:
-    """Wraps verl's logger for tables or texts, so that its errors do not end the training."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-        self._guard = OnceWarning(f"{type(inner).__name__} no longer accepts this run's tables")
-
-    def log(self, *arguments: Any, **keywords: Any) -> None:
-        self._guard(lambda: self._inner.log(*arguments, **keywords))
+        self._guard(self._wandb.finish, exit_code=exit_code)
 
 
 def tensorboard_layout() -> dict[str, dict[str, list]]:
@@ -177,12 +163,9 @@ class CurveLogger:
             guard(lambda: writer.add_custom_scalars(tensorboard_layout()))
 
     def log(self, engine_steps: list[pa.Table], title: str, step: int) -> None:
-        """Draw and log a rollout's curve, if the setting `curve_every` asks for it in this step.
-
-        Errors only cause a warning.
-        """
+        """Draw and log a rollout's curve, if the setting `curve_every` asks for it in this step."""
         if engine_steps and self._every and step % self._every == 0:
-            self._guard(lambda: self._log(engine_steps, title, step))
+            self._guard(self._log, engine_steps, title, step)
 
     def _log(self, engine_steps: list[pa.Table], title: str, step: int) -> None:
         curve = running_curve(engine_steps, tail_threshold=self._tail_threshold)

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from sam_rollout.config import ConfigError, SamConfig
 from sam_rollout.heads.checkpoint import HeadShape, shape_for
 from sam_rollout.integrations.verl.layouts import RunLayout
-from sam_rollout.integrations.verl.policy_model import is_hub_name, read_config
+from sam_rollout.integrations.verl.policy_model import is_hub_name, lora_settings, read_config
 from sam_rollout.integrations.verl.registered_names import FIRST_HEAD_FOLDER
 from sam_rollout.integrations.vllm.model_drafts.drafter_check import check_drafter
 from sam_rollout.sizing.memory import BF16, rollout_weights
@@ -47,9 +47,7 @@ def check_head_training(config: DictConfig, sam: SamConfig, shape: ModelShape) -
     if not (sam.enabled and model.trains):
         return
     correction = config.algorithm.get("rollout_correction") or {}
-    policy = config.actor_rollout_ref.model
-    lora = policy.get("lora_rank") or policy.get("lora_adapter_path")
-    lora = lora or (policy.get("lora") or {}).get("rank")
+    lora = any(value for _, value in lora_settings(config))
     backend = config.actor_rollout_ref.rollout.checkpoint_engine.backend
     for reason, holds in (
         (f"actor_rollout_ref.actor.strategy = fsdp2 or megatron, not {strategy}",
@@ -150,17 +148,15 @@ def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
     model = sam.sources.model
     tensor = model.options.get("draft_tensor_parallel_size") or layout.rollout.tensor
     if sam.drafts_with_model:
-        if model.trains and not model.path:
-            first = shape_for(_sizes_of(layout.shape), (), None)
-            return _head_size(first, tensor), "memory of the head that the run begins with"
         if model.method == "eagle3":
-            usual = shape_for(
-                _sizes_of(layout.shape), (), min(USUAL_VOCABULARY, layout.shape.vocab)
-            )
-            return _head_size(usual, tensor), (
-                "memory estimated: one layer of the policy's sizes, "
-                f"{usual.draft_vocabulary:,} tokens"
-            )
+            policy, vocabulary = layout.shape, min(USUAL_VOCABULARY, layout.shape.vocab)
+            how = f"memory estimated: one layer of the policy's sizes, {vocabulary:,} tokens"
+            if not model.path:  # the run begins with a new head
+                vocabulary, how = policy.vocab, "memory of the head that the run begins with"
+            # A `ModelShape` with experts has no intermediate size. In the configurations of Qwen3's
+            # models with experts, the intermediate size is 3 * hidden.
+            wide = {"intermediate_size": policy.intermediate or 3 * policy.hidden}
+            return _head_size(shape_for(_config_of(policy) | wide, (), vocabulary), tensor), how
         files = {} if is_missing(sam) else model.read_files_config()
         if model.method == "draft_model" and (shape := ModelShape.of_model(files)):
             weights = rollout_weights(shape, RolloutLayout(tensor, tensor))
@@ -171,15 +167,8 @@ def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
 
 def _head_size(shape: HeadShape, tensor: int) -> DrafterSize:
     """Return a head's memory per rank."""
-    whole = math.prod(shape.weights["fc.weight"])
-    maps = ("t2d", "d2t")
-    divided = sum(math.prod(d) for n, d in shape.weights.items() if n not in maps) - whole
+    sizes = {name: math.prod(size) for name, size in shape.weights.items()}
+    whole = sizes.pop("fc.weight")
+    divided = sum(size for name, size in sizes.items() if name not in ("t2d", "d2t"))
     kv_heads = max(1, shape.kv_heads // tensor)
     return DrafterSize(BF16 * (whole + divided / tensor), 2 * BF16 * kv_heads * shape.head_dim)
-
-
-def _sizes_of(policy: ModelShape) -> dict[str, int]:
-    # A `ModelShape` with experts has no intermediate size. In the configurations of Qwen3's models
-    # with experts, the intermediate size is 3 * hidden.
-    intermediate = policy.intermediate or 3 * policy.hidden
-    return {**_config_of(policy), "intermediate_size": intermediate}

@@ -8,8 +8,8 @@ import contextlib
 import os
 import resource
 import types
-from collections.abc import Iterator
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import psutil
 import torch
@@ -18,15 +18,7 @@ from verl.plugin.platform import PlatformBase, PlatformRegistry
 PLATFORM_ENV = "VERL_PLATFORM"
 
 
-def _resident_bytes(*_args: Any, **_kwargs: Any) -> int:
-    return psutil.Process().memory_info().rss
-
-
-def _peak_resident_bytes(*_args: Any, **_kwargs: Any) -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _free_and_total_bytes(*_args: Any, **_kwargs: Any) -> tuple[int, int]:
+def _free_and_total_bytes(*_args: Any) -> tuple[int, int]:
     memory = psutil.virtual_memory()
     return memory.available, memory.total
 
@@ -36,16 +28,17 @@ def _nothing(*_args: Any, **_kwargs: Any) -> None:
 
 
 class _CpuDevice(types.ModuleType):
-    memory_allocated = memory_reserved = staticmethod(_resident_bytes)
-    max_memory_allocated = max_memory_reserved = staticmethod(_peak_resident_bytes)
+    memory_allocated = memory_reserved = staticmethod(lambda *_: psutil.Process().memory_info().rss)
+    max_memory_allocated = max_memory_reserved = staticmethod(
+        lambda *_: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    )
     mem_get_info = staticmethod(_free_and_total_bytes)
     get_device_name = staticmethod(lambda *_: "CPU")
     get_rng_state = staticmethod(torch.get_rng_state)
     set_rng_state = staticmethod(torch.set_rng_state)
     manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
-    is_available = staticmethod(lambda: True)
-    empty_cache = ipc_collect = reset_peak_memory_stats = staticmethod(_nothing)
-    synchronize = set_device = set_per_process_memory_fraction = staticmethod(_nothing)
+    empty_cache = ipc_collect = set_per_process_memory_fraction = staticmethod(_nothing)
+    reset_peak_memory_stats = staticmethod(_nothing)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
@@ -74,11 +67,6 @@ class PlatformCPU(PlatformBase):
     def device_count(self) -> int:
         return 1
 
-    def manual_seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    manual_seed_all = manual_seed
-
     def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
         return None, None
 
@@ -87,10 +75,6 @@ class PlatformCPU(PlatformBase):
 
     def visible_devices_envvar(self) -> str:
         return "VERL_CPU_VISIBLE_DEVICES"
-
-    @contextlib.contextmanager
-    def nvtx_range(self, msg: str) -> Iterator[None]:
-        yield
 
     def ray_resource_name(self) -> str:
         return "GPU"  # verl accepts no other name, and Ray only counts units
@@ -101,8 +85,10 @@ class PlatformCPU(PlatformBase):
     def is_ipc_supported(self) -> bool:
         return False  # weights travel through shared memory instead
 
+    manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
     set_device = synchronize = set_allocator_settings = empty_cache = _nothing
     profiler_start = profiler_stop = cudart = _nothing
+    nvtx_range = contextlib.nullcontext
 
 
 def use_single_gloo_backend() -> None:
@@ -113,12 +99,5 @@ def use_single_gloo_backend() -> None:
     """
     import verl.utils.distributed as verl_distributed
 
-    original: Any = verl_distributed.initialize_global_process_group_ray
-    if getattr(original, "defaults_to_gloo", False):
-        return
-
-    def initialize(timeout_second: int | None = None, backend: str | None = None) -> Any:
-        return original(timeout_second=timeout_second, backend=backend or "cpu:gloo")
-
-    verl_distributed.initialize_global_process_group_ray = replaced = cast(Any, initialize)
-    replaced.defaults_to_gloo = True
+    original = verl_distributed.initialize_global_process_group_ray
+    verl_distributed.initialize_global_process_group_ray = partial(original, backend="cpu:gloo")

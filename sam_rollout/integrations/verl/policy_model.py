@@ -70,11 +70,7 @@ def read_config(config: DictConfig) -> dict[str, Any] | None:
 
 
 def policy_shape(config: DictConfig) -> tuple[ModelShape, str]:
-    """Return the policy's sizes, and the name of their source.
-
-    The source is config.json. If this file is missing, or `ModelShape.of_model` cannot read the
-    model's sizes from it, the source is `model_shape`.
-    """
+    """Return the policy's sizes, and their source: config.json if possible, else `model_shape`."""
     own = read_config(config)
     shape = ModelShape.of_model(own) if own else None
     if shape is not None:
@@ -117,6 +113,13 @@ def _elsewhere(config: DictConfig, path: str) -> Note:
     return Note(f"{PATH} = {path} {where}: every node will download it ({fetch})")
 
 
+def lora_settings(config: DictConfig) -> list[tuple[str, Any]]:
+    """Return the settings that make the policy a LoRA, with their values."""
+    names = ("lora_rank", "lora_adapter_path", "lora.rank", "lora.adapter_path")
+    places = [f"actor_rollout_ref.model.{name}" for name in names]
+    return [(place, OmegaConf.select(config, place)) for place in places]
+
+
 def _lora_rules(config: DictConfig) -> Iterator[Rule]:
     """Refuse LoRA unless its matrices are merged into the weights that verl sends to engines.
 
@@ -124,16 +127,13 @@ def _lora_rules(config: DictConfig) -> Iterator[Rule]:
     these names, vLLM 0.31 does not find tied weights. If a model has no tied weights, verl calls a
     method that vLLM 0.31 lacks (``get_unstacked_mapper``). In both cases the engine fails.
     """
-    model = config.actor_rollout_ref.model
-    lora = model.get("lora") or {}
-    merged = bool(lora.get("merge"))
+    merged = bool(OmegaConf.select(config, "actor_rollout_ref.model.lora.merge"))
     allowed = (
         "verl 0.9.1's LoRA ends the engine at the first weight sync, with and without drafts; "
         "actor_rollout_ref.model.lora.merge=true sends merged weights and works"
     )
-    for name in ("lora_rank", "lora_adapter_path", "lora.rank", "lora.adapter_path"):
-        value = lora.get(name.removeprefix("lora.")) if "." in name else model.get(name)
-        yield f"actor_rollout_ref.model.{name}", value, merged or not value, allowed
+    for place, value in lora_settings(config):
+        yield place, value, merged or not value, allowed
 
 
 def _size_rules(config: DictConfig, own: Mapping[str, Any]) -> Iterator[Rule]:

@@ -96,9 +96,8 @@ class FsdpPart:
         Either all processes of `peers` succeed, or all of them fail.
         """
         module = self._engine.module
-        inputs, outputs = (
-            part.weight for part in (module.get_input_embeddings(), module.get_output_embeddings())
-        )
+        inputs = module.get_input_embeddings().weight
+        outputs = module.get_output_embeddings().weight
         tied = outputs is inputs
         peers.attempt(lambda: find_room(inputs.shape, tied), this_device())
         embeddings = _whole(inputs)

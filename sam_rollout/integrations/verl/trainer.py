@@ -1,6 +1,7 @@
 """Adds rollout telemetry and DAPO's generation rounds to verl's trainers."""
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from sam_rollout.integrations.verl.interruptions import InterruptedClient
 from sam_rollout.integrations.verl.loggers import (
     WANDB,
     CurveLogger,
-    GuardedTable,
     GuardedWandb,
+    OnceWarning,
     start_wandb,
 )
 from sam_rollout.integrations.verl.registered_names import (
@@ -113,8 +114,9 @@ class _RecordingTrainer(PPOTrainer):
         loggers = self.logger.logger
         if WANDB in loggers:
             loggers[WANDB] = GuardedWandb(loggers[WANDB])
-            for name in ("validation_generations_logger", "dapo_filtered_reward_logger"):
-                setattr(self, name, GuardedTable(getattr(self, name)))
+            for table in (self.validation_generations_logger, self.dapo_filtered_reward_logger):
+                guard = OnceWarning(f"{type(table).__name__} no longer accepts this run's tables")
+                table.log = partial(guard, table.log)
         self._curve_logger = CurveLogger(loggers, self._run.telemetry)
 
     def prepare_step(self) -> dict:

@@ -4,14 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
-from ray.exceptions import ActorDiedError
 from tensordict import NonTensorData, TensorDict
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from sam_rollout.core.identity import RequestIdentity, group_of, identify
 from sam_rollout.integrations.verl import agent_loop
 from sam_rollout.integrations.verl.agent_loop import SamAgentLoopManager
-from sam_rollout.integrations.verl.failures import DeadPartError
 
 SEED = 7
 VERL_WORKER = agent_loop.AgentLoopWorkerTQ.__ray_metadata__.modified_class
@@ -189,19 +187,3 @@ def test_a_filter_metric_that_no_reward_gives_is_found_at_the_first_response(sco
     )
     assert scoring({"score": 1.0, "pred": "4"}, validate=True) is None, "not filtered"
     assert scoring({}, streamed=False) is None, "a reward model comes later"
-
-
-def test_processes_that_do_not_come_back_end_the_run(scoring, worker, client, monkeypatch):
-    failure = scoring(ActorDiedError())
-    assert failure.fatal and "a reward worker died" in failure.text
-
-    async def generate(self, request_id, **kwargs):
-        raise ActorDiedError
-
-    async def asked(self, sampling_params, trajectory, **kwargs):
-        await self.server_manager.generate("r", prompt_ids=[1], sampling_params={})
-
-    monkeypatch.setattr(FakeClient, "generate", generate)
-    monkeypatch.setattr(VERL_WORKER, "_run_agent_loop", asked)
-    with pytest.raises(DeadPartError, match="a rollout server died"):
-        asyncio.run(run(worker))

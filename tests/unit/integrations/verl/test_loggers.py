@@ -75,8 +75,7 @@ def test_a_run_can_be_found_again(config, wandb, monkeypatch):
     assert call["config"]["sam_run"]["versions"] == {"verl": "0.9.1"}
     assert call["config"]["sam_run"]["git"] == {"commit": "abc", "dirty": False}
     assert ("*", {"step_metric": "training/global_step"}) in module.defined
-    monkeypatch.setenv("WANDB_RUN_GROUP", "shell")
-    assert loggers.wandb_arguments(config, RunConfig(), info(config))["group"] == "shell"
+    assert loggers.wandb_arguments(config, RunConfig(), info(config))["group"] is None
 
 
 def test_wandb_need_not_be_installed_where_it_is_not_chosen(config, monkeypatch):
