@@ -39,7 +39,6 @@ class TrainingSettings:
 class Step:
     """One draft step of a batch, at all positions for which the texts contain the right token."""
 
-    number: int  # Counted from 0.
     logits: Tensor  # [positions, draft vocabulary], the head's logits.
     target: Tensor  # [positions, vocabulary], the policy's probabilities.
     tokens: Tensor  # [positions], the right draft tokens, taken from the texts.
@@ -71,10 +70,10 @@ class Learner:
 
         An engine makes its first draft when the response has one token.
         """
-        for number, hidden, last, tokens in self._hidden(samples):
+        for hidden, last, tokens in self._hidden(samples):
             logits = functional.linear(hidden, self.output)
             target = functional.linear(last, self.policy.output).softmax(-1)
-            yield Step(number, logits, target, tokens)
+            yield Step(logits, target, tokens)
 
     def likeliest(self, logits: Tensor) -> Tensor:
         """Return the likeliest tokens according to the head's logits, [positions]."""
@@ -90,7 +89,7 @@ class Learner:
         losses = []
         # To save memory, large distributions are computed in parts, and once more for the gradient.
         part = max(1, LARGEST // len(self.policy.output))
-        for _, hidden, last, _ in self._hidden(samples):
+        for hidden, last, _ in self._hidden(samples):
             if len(hidden) <= part:
                 total = self._entropy(hidden, last)
             else:
@@ -107,7 +106,7 @@ class Learner:
             target = target[:, self._chosen]
         return -(target * functional.linear(hidden, self.output).log_softmax(-1)).sum()
 
-    def _hidden(self, samples: Sequence[Sample]) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+    def _hidden(self, samples: Sequence[Sample]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         device = self.output.device
         ids = pad_sequence([s.tokens for s in samples], batch_first=True).to(device)
         states, last = (
@@ -122,10 +121,8 @@ class Learner:
             # `number` is the draft step, counted from 0. Row t drafts token t + 2 + number, and the
             # policy predicts the same token at position t + 1 + number.
             drafts = (place + 1 >= prompts) & (place + 2 + number < lengths)
-            yield (
-                number, hidden[drafts], shifted(last, number + 1)[drafts],
-                shifted(ids, number + 2)[drafts],
-            )  # fmt: skip
+            right = shifted(ids, number + 2)[drafts]
+            yield hidden[drafts], shifted(last, number + 1)[drafts], right
 
 
 def train(
