@@ -160,7 +160,7 @@ class HeadOptimizer:
     """
 
     def __init__(self, head: Eagle3Head, rate: float, peers: Peers = ALONE) -> None:
-        self._parameters, self._peers = list(head.parameters()), peers
+        self._head, self._parameters, self._peers = head, list(head.parameters()), peers
         matrices = [p for p in self._parameters if p.ndim == 2]
         gains = [p for p in self._parameters if p.ndim < 2]
         self._parts: list[tuple[torch.optim.Optimizer, float]] = [
@@ -192,7 +192,7 @@ class HeadOptimizer:
             for group in optimizer.param_groups:
                 group["lr"] = rate * factor
             optimizer.step()
-        self._forget()
+        self._head.zero_grad()
         return found
 
     def _gradients(self, find_loss: Callable[[], Tensor]) -> Tensor:
@@ -203,11 +203,7 @@ class HeadOptimizer:
             flat = [p.grad.flatten() for p in self._parameters if p.grad is not None]
             return torch.cat([*flat, loss.detach()[None]])
         finally:
-            self._forget()
-
-    def _forget(self) -> None:
-        for optimizer, _ in self._parts:
-            optimizer.zero_grad()
+            self._head.zero_grad()
 
     def to(self, device: torch.device) -> None:
         """Move the optimizers' moments to `device`; the caller moves the head."""
