@@ -28,7 +28,8 @@ def encode(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else repr(float(value))
     if isinstance(value, Mapping):
-        return {_key(key): encode(entry) for key, entry in value.items()}
+        pairs = ((encode(key), encode(entry)) for key, entry in value.items())
+        return {key if isinstance(key, str) else json.dumps(key): entry for key, entry in pairs}
     if isinstance(value, list | tuple):
         return [encode(entry) for entry in value]
     if isinstance(value, Set):
@@ -38,11 +39,6 @@ def encode(value: Any) -> Any:
     if hasattr(value, "tolist"):  # a value of numpy or torch
         return encode(value.tolist())
     return str(value)
-
-
-def _key(key: Any) -> str:
-    encoded = encode(key)
-    return encoded if isinstance(encoded, str) else json.dumps(encoded)
 
 
 def decode(value: Any) -> Any:
