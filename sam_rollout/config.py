@@ -291,12 +291,8 @@ class RunConfig:
     @classmethod
     def groups(cls) -> dict[str, type[Section]]:
         """Return the section of each Hydra group."""
-        return {kind.PATH: kind for kind in cls._sections().values()}
-
-    @classmethod
-    def _sections(cls) -> dict[str, Any]:
-        hints = typing.get_type_hints(cls)
-        return {name: kind for name, kind in hints.items() if hasattr(kind, "PATH")}
+        sections = (field.default for field in dataclasses.fields(cls))
+        return {one.PATH: type(one) for one in sections if isinstance(one, Section)}
 
     @classmethod
     def from_mapping(cls, groups: Mapping[str, Any]) -> Self:
@@ -305,10 +301,10 @@ class RunConfig:
         Raises:
             ConfigError: A value is not allowed.
         """
-        sections = {
-            name: kind.from_mapping(groups[kind.PATH])
-            for name, kind in cls._sections().items()
-            if kind.PATH in groups
+        sections: dict[str, Any] = {
+            field.name: field.default.from_mapping(groups[field.default.PATH])
+            for field in dataclasses.fields(cls)
+            if isinstance(field.default, Section) and field.default.PATH in groups
         }
         return cls(**sections)
 

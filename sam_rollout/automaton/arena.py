@@ -78,7 +78,10 @@ class Arena:
         other._slabs = []
 
     def _add_slab(self, blocks: int) -> None:
-        slab = _aligned(blocks * kernels.BLOCK_BYTES)
+        nbytes = blocks * kernels.BLOCK_BYTES
+        room = np.empty(nbytes + _CACHE_LINE, np.uint8)
+        start = -room.ctypes.data % _CACHE_LINE  # aligned, so that no state lies across two lines
+        slab = room[start : start + nbytes]
         self._slabs.append(slab)
         count = int(self.free[0])
         free = np.zeros(len(self.free) + blocks, np.int64)
@@ -88,13 +91,6 @@ class Arena:
         free[count + 1 : count + 1 + blocks] = last - kernels.BLOCK_BYTES * np.arange(blocks)
         free[0] = count + blocks
         self.free = free
-
-
-def _aligned(nbytes: int) -> npt.NDArray[np.uint8]:
-    """Return uint8[nbytes], aligned to cache lines, so that no state lies across two lines."""
-    room = np.empty(nbytes + _CACHE_LINE, np.uint8)
-    start = -room.ctypes.data % _CACHE_LINE
-    return room[start : start + nbytes]
 
 
 class Rows:

@@ -4,6 +4,8 @@ A text's place in an automaton is the state of the text's longest suffix that oc
 goes on from this place token by token and does not change the automaton.
 """
 
+import math
+
 import numpy as np
 from numba import njit
 
@@ -24,14 +26,13 @@ COUNTS = (2, 3, 4, 6, 10, 20, 50)  # how often the suffix was continued
 SHARES = (0.25, 0.4, 0.5, 0.66, 0.8, 0.9)  # share of the suffix's continuations with this token
 WRITERS = 3  # the continuation's last writer: a text of another prompt, a sibling, the text itself
 LENGTH_CLASSES = len(LENGTHS) + 1
-_PER_LENGTH = (len(COUNTS) + 1) * (len(SHARES) + 1) * 2 * WRITERS
-CLASSES = LENGTH_CLASSES * _PER_LENGTH
-_ALL = np.arange(CLASSES).reshape(LENGTH_CLASSES, len(COUNTS) + 1, len(SHARES) + 1, 2, WRITERS)
+_SHAPE = LENGTH_CLASSES, len(COUNTS) + 1, len(SHARES) + 1, 2, WRITERS
+CLASSES = math.prod(_SHAPE)
 # Classes of votes from drafts made elsewhere (READY). The index on the first axis says between
 # which bounds of SHARES the certainty of a vote lies.
 # Votes from automata hardly ever have these classes: the suffix's count would have to be 1, and
 # the voted token would have to differ from the latest continuation.
-READY_CLASSES = _ALL[:, 0, :, 0].swapaxes(0, 1)
+READY_CLASSES = np.arange(CLASSES).reshape(_SHAPE)[:, 0, :, 0].swapaxes(0, 1)
 
 
 @_inlined

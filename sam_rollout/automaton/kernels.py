@@ -1076,10 +1076,8 @@ def finish_moving(header, arena):
     _move_edges(_pointer_of(header), _pointer_of(arena), header[OLD_EDGE_SLOTS])
 
 
-# Most of the compilation time is spent on `extend_rows`.
-KERNELS = extend_rows, place_rows, free_blocks, begin_table, begin_moving, finish_moving
-
-
 def warm_up() -> None:
     """Compile or load the kernels; a machine's first call takes seconds, later calls about 1 s."""
-    compilation.warm_up(*KERNELS)
+    compilation.warm_up(
+        extend_rows, place_rows, free_blocks, begin_table, begin_moving, finish_moving
+    )

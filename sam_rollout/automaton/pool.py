@@ -6,7 +6,6 @@ A pool takes blocks of states and edges from one arena, so texts grow without co
 from __future__ import annotations
 
 import dataclasses
-from typing import NoReturn
 
 import numpy as np
 
@@ -25,8 +24,6 @@ MAX_LINK_UPDATES = 2
 
 # An automaton's first directory has room for this many blocks of prefixes, and as many of clones.
 _FIRST_DIRECTORY_BLOCKS = 4
-
-_GROWING_HELPS = (kernels.NEED_BLOCKS, kernels.NEED_DIRECTORY, kernels.NEED_EDGES)
 
 
 @dataclasses.dataclass
@@ -206,21 +203,19 @@ class AutomatonPool:
             if row == len(slots):
                 return
             reason = int(self._progress[kernels.REASON])
-            if reason not in _GROWING_HELPS:
-                self._refuse(reason, int(slots[row]), int(rows[row]), int(lengths[row]))
-            self._grow(int(slots[row]), reason, int(lengths[row]))
+            slot, length = int(slots[row]), int(lengths[row])
+            place = f"row {rows[row]} of {length} tokens, slot {slot}"
+            if reason in (kernels.BAD_SLOT, kernels.BAD_ROW):
+                raise IndexError(f"{place}: the slot is not open, or the row is not in token_ids")
+            if reason == kernels.NEGATIVE_TOKEN:
+                raise ValueError(f"{place}: token {self.length(slot)} is negative")
+            if reason == kernels.TOO_LONG:
+                raise AutomatonFullError(self._automaton_of(slot))
+            self._grow(slot, reason, length)
 
     def place_rows(self, slots: Int32Array, out_places: Int64Array) -> None:
         """Write each text's place to `out_places`; the places are valid until the pool changes."""
         kernels.place_rows(self._automata.table, self._texts.table, slots, out_places)
-
-    def _refuse(self, reason: int, slot: int, row: int, length: int) -> NoReturn:
-        place = f"row {row} of {length} tokens, slot {slot}"
-        if reason in (kernels.BAD_SLOT, kernels.BAD_ROW):
-            raise IndexError(f"{place}: the slot is not open, or the row is not in token_ids")
-        if reason == kernels.TOO_LONG:
-            raise AutomatonFullError(self._automaton_of(slot))
-        raise ValueError(f"{place}: token {self.length(slot)} is negative")
 
     def _grow(self, slot: int, reason: int, length: int) -> None:
         """Provide the memory that a kernel lacked to read the text in `slot` up to `length`."""

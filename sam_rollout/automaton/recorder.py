@@ -34,13 +34,12 @@ class TextRecorder:
         # read so far (-1 before the first reading), and the largest number of recorded tokens so
         # far.
         self._spans = np.zeros((slots, 3), np.int32)
-        self._written = 0  # the sum of the last column of `_spans`
         self._free = list(range(slots - 1, -1, -1))
 
     @property
     def nbytes(self) -> int:
         """Number of bytes written so far; the system provides no memory for bytes never written."""
-        return self._written * self._texts.itemsize
+        return int(self._spans[:, 2].sum()) * self._texts.itemsize
 
     def open(self, prompt_tokens: int = 0) -> int:
         """Return a slot for another request, or -1 if none is left.
@@ -71,15 +70,12 @@ class TextRecorder:
         self, slots: Int32Array, token_ids: Int32Array, num_tokens: Int32Array, eligible: BoolArray
     ) -> None:
         """Copy each row's new tokens; `slots` is int32[B], negative for rows to skip."""
-        self._written += record_rows(
-            self._texts, self._spans, slots, token_ids, num_tokens, eligible
-        )
+        record_rows(self._texts, self._spans, slots, token_ids, num_tokens, eligible)
 
 
 @kernel(INT32_2D, INT32_2D, GIVEN_INT32, GIVEN_INT32_2D, GIVEN_INT32, given(types.boolean))
 def record_rows(texts, spans, slots, token_ids, num_tokens, eligible):
-    """Do the work of `TextRecorder.record`; return by how much the sum of `spans[:, 2]` grew."""
-    more = 0
+    """Do the work of `TextRecorder.record`."""
     for row in range(slots.size):
         slot = slots[row]
         if slot < 0 or not eligible[row]:
@@ -95,7 +91,4 @@ def record_rows(texts, spans, slots, token_ids, num_tokens, eligible):
         for position in range(spans[slot, 1], length):
             texts[slot, position] = token_ids[row, position]
         spans[slot, 1] = length
-        beyond = max(0, length - spans[slot, 0] - spans[slot, 2])
-        spans[slot, 2] += beyond
-        more += beyond
-    return more
+        spans[slot, 2] = max(spans[slot, 2], length - spans[slot, 0])

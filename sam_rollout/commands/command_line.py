@@ -13,7 +13,6 @@ from sam_rollout.core.json_values import dumps
 if TYPE_CHECKING:
     from rich.console import Console
 
-RunArgument = Annotated[Path, typer.Argument(help="Run folder, holding sam/run.json.")]
 PictureOption = Annotated[Path | None, typer.Option(help="Write a picture (PNG) to this file.")]
 FiguresOption = Annotated[Path | None, typer.Option("--json", help="Write results to this file.")]
 PrintJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]

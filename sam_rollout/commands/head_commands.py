@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sam_rollout.commands.command_line import one_line_errors, wide_console
+from sam_rollout.commands.command_line import one_line_errors
 
 app = typer.Typer(help="Train models that draft from the policy's states.", no_args_is_help=True)
 
@@ -40,12 +40,13 @@ def train(
     """Train an EAGLE-3 head on texts that a policy sampled; vLLM can load the head directly."""
     from sam_rollout.core.settings import ConfigError
     from sam_rollout.core.traces import TraceError
-    from sam_rollout.heads.offline_training import HeadRequest, train_head
+    from sam_rollout.heads.offline_training import train_head
     from sam_rollout.heads.training import TrainingSettings
 
     settings = TrainingSettings(steps, updates, learning_rate)
     with one_line_errors(ConfigError, TraceError):
-        request = HeadRequest(
+        said = train_head(
             model, traces, output, settings, draft_vocab, start, max_tokens, split_model
         )
-        train_head(request, wide_console())
+    if said:
+        typer.echo(said)

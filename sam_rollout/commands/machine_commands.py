@@ -87,12 +87,12 @@ def doctor(
 
     Exit status 1 means that a run would fail (warnings do not count), 2 that the usage is wrong.
     """
-    from sam_rollout import doctor as program
     from sam_rollout.doctor import printed_checks
-    from sam_rollout.doctor.scope import EXPERIMENT, ask
+    from sam_rollout.doctor.examination import examine
+    from sam_rollout.doctor.scope import DEVICES, EXPERIMENT, ask
 
-    if device is not None and device not in program.DEVICES:
-        allowed = ", ".join(program.DEVICES)
+    if device is not None and device not in DEVICES:
+        allowed = ", ".join(DEVICES)
         raise typer.BadParameter(f"{device}: one of {allowed}", param_hint="--device")
     if address is not None and not cluster:
         raise typer.BadParameter("only together with --cluster", param_hint="--address")
@@ -109,7 +109,7 @@ def doctor(
 
         findings.extend(examine_cluster(question, address, progress))
     else:
-        findings.extend(program.examine(question, progress))
+        findings.extend(examine(question, progress))
     if report is not None:
         from sam_rollout.doctor import bug_report
 
@@ -121,4 +121,4 @@ def doctor(
     else:
         about = f"{question.device} {question.experiment}".strip()
         typer.echo("\n".join(printed_checks.to_text(about, findings)))
-    raise typer.Exit(1 if printed_checks.overall(findings) is program.Status.FAIL else 0)
+    raise typer.Exit(1 if printed_checks.overall(findings) is printed_checks.Status.FAIL else 0)

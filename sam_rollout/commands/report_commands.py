@@ -94,7 +94,7 @@ def dashboard(
 
 
 def simulate(
-    run: shared.RunArgument,
+    run: Annotated[Path, typer.Argument(help="Run folder, holding sam/run.json.")],
     steps: Annotated[
         int | None, typer.Option(min=1, help="Number of training steps; all by default.")
     ] = None,

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 _NOT_FINITE = {repr(number): number for number in (math.inf, -math.inf, math.nan)}
-# Protocol buffers write infinity as "Infinity", and NaN as "NaN".
-_READ = _NOT_FINITE | {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
 
 def encode(value: Any) -> Any:
@@ -30,7 +28,8 @@ def encode(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else repr(float(value))
     if isinstance(value, Mapping):
-        return {_key(key): encode(entry) for key, entry in value.items()}
+        pairs = ((encode(key), encode(entry)) for key, entry in value.items())
+        return {key if isinstance(key, str) else json.dumps(key): entry for key, entry in pairs}
     if isinstance(value, list | tuple):
         return [encode(entry) for entry in value]
     if isinstance(value, Set):
@@ -42,15 +41,10 @@ def encode(value: Any) -> Any:
     return str(value)
 
 
-def _key(key: Any) -> str:
-    encoded = encode(key)
-    return encoded if isinstance(encoded, str) else json.dumps(encoded)
-
-
 def decode(value: Any) -> Any:
     """Undo `encode` where possible: restore the numbers that are not finite."""
     if isinstance(value, str):
-        return _READ.get(value, value)
+        return _NOT_FINITE.get(value, value)
     if isinstance(value, dict):
         return {key: decode(entry) for key, entry in value.items()}
     return [decode(entry) for entry in value] if isinstance(value, list) else value

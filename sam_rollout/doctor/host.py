@@ -118,12 +118,13 @@ def check_kernels(_question: Question) -> Iterator[Line]:
 def check_interfaces(question: Question) -> Iterator[Line]:
     """Check that the interfaces named by the variables `INTERFACE_VARIABLES` exist and are up."""
     up = sorted(name for name, state in psutil.net_if_stats().items() if state.isup)
+    many_nodes = question.cluster or int(question.setting("trainer.nnodes", 1)) > 1
     for name in INTERFACE_VARIABLES[question.device]:
         given = question.environment.get(name, "")
         # Names are prefixes. A leading "=" means exact names, a leading "^" excludes names.
         exact, names = given[:1] == "=", tuple(filter(None, given.lstrip("=").split(",")))
         fix = f"name the interface all nodes share ({', '.join(up)}); scripts/node.sh does that"
-        if not given and question.many_nodes:
+        if not given and many_nodes:
             yield warn(name, "not set: the library chooses one", fix)
         elif not given:
             yield skip(name, "not set, and not needed on one node")

@@ -11,7 +11,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import sam_rollout
 from sam_rollout.core.composition import recipe_folder
@@ -90,9 +89,10 @@ def examine_cluster(
 
 def _examine_connected(question: Question, progress: Callable[[str], None]) -> Iterator[Finding]:
     import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     nodes = {
-        f"{n['NodeManagerHostname']} {n['NodeManagerAddress']} {n['NodeID'][:6]}": n
+        f"{n['NodeManagerHostname']} {n['NodeManagerAddress']} {n['NodeID'][:6]}": n["NodeID"]
         for n in ray.nodes()
         if n["Alive"]
     }
@@ -107,7 +107,12 @@ def _examine_connected(question: Question, progress: Callable[[str], None]) -> I
             except OSError as error:
                 fix = "run_dir=... in a folder that all nodes share"
                 yield Finding(GROUP, fail("folder of checkpoints", _cause(error), fix))
-        answers = {name: _on(node, question, marker) for name, node in nodes.items()}
+        checks = ray.remote(num_cpus=0, max_retries=0)(examine_node)
+        places = {name: NodeAffinitySchedulingStrategy(node, False) for name, node in nodes.items()}
+        answers = {
+            name: checks.options(scheduling_strategy=place).remote(question, marker)
+            for name, place in places.items()
+        }
         known: dict[str, Facts] = {}
         ends_s = time.monotonic() + CHECKS_LIMIT_S
         for name, answer in answers.items():
@@ -131,15 +136,6 @@ def marked(folder: str) -> Iterator[str]:
         yield str(marker)
     finally:
         marker.unlink(missing_ok=True)
-
-
-def _on(node: Mapping[str, Any], question: Question, marker: str) -> Any:
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-    remote = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=place)(examine_node)
-    return remote.remote(question, marker)
 
 
 def _cause(error: Exception) -> str:

@@ -30,11 +30,6 @@ class Question:
         """The device's extra in pyproject.toml; `sam-rollout install` takes the same name."""
         return DEVICES[self.device]
 
-    @property
-    def many_nodes(self) -> bool:
-        """Whether the run uses several nodes."""
-        return self.cluster or int(self.setting("trainer.nnodes", 1)) > 1
-
     def setting(self, path: str, default: Any = None) -> Any:
         """Return the experiment's value at a dotted path; the default if there is no value."""
         value = value_at(self.config or {}, path)

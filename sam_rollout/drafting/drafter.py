@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sam_rollout.automaton.interface import LARGEST_AUTOMATON, PLACE_WIDTH, Int32Array
+from sam_rollout.automaton.interface import PLACE_WIDTH, Int32Array
 from sam_rollout.config import SamConfig
 from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.core.limits import MAX_DRAFT_TOKENS, Limits
@@ -34,18 +34,10 @@ class SamDrafter:
     is `auto`.
 
     Raises:
-        ValueError: the config does not enable speculation, or texts may outgrow an automaton.
         ConfigError: a source cannot work with its settings.
     """
 
     def __init__(self, config: SamConfig, limits: Limits, shapes: tuple[str, ...] = ()) -> None:
-        if not config.enabled:
-            raise ValueError("sam.enabled is false: an engine without speculation has no drafter")
-        longest = limits.max_model_len
-        if longest > LARGEST_AUTOMATON:
-            raise ValueError(
-                f"max_model_len = {longest}: automata read no more than {LARGEST_AUTOMATON}"
-            )
         self._limits = limits = limits._replace(k=config.max_draft_tokens)
         self.responses = Responses(limits, config.texts)
         self.sources = make_sources(config.sources, limits, self.responses)

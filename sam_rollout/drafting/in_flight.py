@@ -69,10 +69,7 @@ class DraftBatch:
     def verify(
         self, token_ids: Int32Array, num_tokens: Int32Array, sampled: Int32Array
     ) -> Verified:
-        """Find the accepted tokens.
-
-        `SamDrafter.observe` calls this method once per engine step, with its own arguments.
-        """
+        """Find the accepted tokens; the arguments are those of `SamDrafter.observe`."""
         found = self._verified
         if self.pending:
             _verify(token_ids, num_tokens, sampled, self.tokens, self.parents, self.columns, found)

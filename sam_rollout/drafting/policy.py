@@ -89,10 +89,7 @@ class DraftPolicy:
         self._reached = np.zeros(_ROWS_AT_ONCE)  # chance of each row's draft so far
 
     def rearrange(self, rows: np.ndarray) -> None:
-        """Reorder rows after the batch changed.
-
-        `rows`, int[B], holds each row's old number, or -1 if the row is new.
-        """
+        """Reorder rows as `DraftBatch.rearrange` does."""
         # A new row, with the old number -1, gets some other row's votes. They do no harm, because
         # `learn` skips rows without a draft, and a draft replaces the votes.
         self._votes[: len(rows)] = self._votes[rows]
@@ -181,15 +178,6 @@ def _unite(tokens, classes, origin, weights, texts, count):
 
 
 @_inlined
-def _keep_votes(votes, i, j, tokens, classes, count):
-    votes[i, j, 0] = count
-    classes_from = _VOTES + (votes.shape[2] - _VOTES) // 2
-    for n in range(count):
-        votes[i, j, _VOTES + n] = tokens[n]
-        votes[i, j, classes_from + n] = classes[n]
-
-
-@_inlined
 def _class_of_chance(most, j, accepted):
     """Return the class of a token's chance; `j` is the token's position in the draft.
 
@@ -219,6 +207,7 @@ def _draft(
     lanes, tasks = np.int64(lanes_of.ctypes.data), np.int64(tasks_of.ctypes.data)
     asked, waiting, going = lists[0], lists[1], lists[2]  # `going`: rows whose drafts go on
     tokens, classes, origin = lists[3], lists[4], lists[5]  # the votes for one row's next token
+    classes_from = _VOTES + (votes.shape[2] - _VOTES) // 2
     total = unknown = 0
     for first in range(0, budget.size, _ROWS_AT_ONCE):
         rows = j = 0
@@ -254,7 +243,9 @@ def _draft(
                     if j == 0:
                         accepted[i] = 0
                     continue
-                _keep_votes(votes, i, j, tokens, classes, count)
+                votes[i, j, 0] = count
+                for n in range(count):
+                    votes[i, j, _VOTES + n], votes[i, j, classes_from + n] = tokens[n], classes[n]
                 if j == 0:
                     columns[SOURCE, i] = voting.origin_of(
                         token, sources, tokens, classes, origin, weights, count

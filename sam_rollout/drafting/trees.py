@@ -102,7 +102,7 @@ class TreePolicy(DraftPolicy):
         self._heap_chances = np.zeros(_CHILDREN * lookups)
 
     def rearrange(self, rows: np.ndarray) -> None:
-        """Move the rows of a changed batch, as `DraftPolicy.rearrange` does."""
+        """Reorder rows as `DraftBatch.rearrange` does."""
         count = len(rows)
         self._nodes[:count] = self._nodes[rows]
         self._nodes[:count][rows < 0] = -1
@@ -403,14 +403,6 @@ def _learn_paths(
 
 
 @_inlined
-def _chance_class(chance):
-    kind = 0
-    while chance < CHANCES[kind]:
-        kind += 1
-    return kind
-
-
-@_inlined
 def _judge(i, text, gained, tokens, parents, count, state, chances, offered):
     """Add a row's tokens to the counts in `offered`.
 
@@ -420,7 +412,9 @@ def _judge(i, text, gained, tokens, parents, count, state, chances, offered):
     """
     state[0] = 0
     for child in range(count):
-        kind, parent = _chance_class(chances[i, child]), state[parents[i, child] + 1]
+        kind, parent = 0, state[parents[i, child] + 1]
+        while chances[i, child] < CHANCES[kind]:
+            kind += 1
         is_judged = parent == _WRONG or 0 <= parent < gained
         is_right = is_judged and parent >= 0 and text[parent] == tokens[i, child]
         state[child + 1] = parent + 1 if is_right else _WRONG if is_judged else _UNKNOWN

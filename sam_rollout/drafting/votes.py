@@ -64,10 +64,7 @@ class Votes:
         self.accepted = np.zeros(max_rows, np.int32)  # accepted tokens of each row's last draft
 
     def rearrange(self, rows: np.ndarray) -> None:
-        """Reorder rows after the batch changed.
-
-        `rows`, int[B], holds each row's old number, or -1 if the row is new.
-        """
+        """Reorder rows as `DraftBatch.rearrange` does."""
         self.accepted[: len(rows)] = np.where(rows >= 0, self.accepted[rows], 0)
 
 

@@ -34,18 +34,6 @@ class Acceptance:
         return cls(per_position, tokens / max(1, verify_steps), int(positions[0]))
 
 
-def tokens_per_step(accepted: Sequence[int]) -> tuple[int, int]:
-    """Replay a text; return the numbers of its tokens and of its verify steps.
-
-    `accepted[i]` is the number of accepted tokens of the draft that begins at position i.
-    """
-    place = steps = 0
-    while place < len(accepted):
-        place += accepted[place] + 1
-        steps += 1
-    return min(place, len(accepted)), steps
-
-
 def acceptance(learner: Learner, samples: Sequence[Sample], peers: Peers = ALONE) -> Acceptance:
     """Compute the acceptance over the texts of all processes."""
     return Acceptance.of(peers.sum(count_accepted(learner, samples)))
@@ -57,22 +45,25 @@ def count_accepted(learner: Learner, samples: Sequence[Sample]) -> Tensor:
 
     The result has 2 * steps + 2 numbers. First comes, for each position in a draft, the sum of the
     draft tokens' probabilities. Then comes, for each position, the number of draft tokens. The last
-    two are a replay's numbers of tokens and of verify steps (`tokens_per_step`).
+    two are the numbers of tokens and of verify steps if an engine sampled these texts.
     """
     probability = np.zeros(learner.steps)
     counted = np.zeros(learner.steps, np.int64)
     tokens = verify_steps = 0
     for sample in samples:
         matches = []
-        for step in learner.unrolled([sample]):
+        for number, step in enumerate(learner.unrolled([sample])):
             drafts = learner.likeliest(step.logits)
             right = step.target.gather(-1, drafts[:, None])
-            probability[step.number] += float(right.sum())
-            counted[step.number] += len(drafts)
+            probability[number] += float(right.sum())
+            counted[number] += len(drafts)
             matches.append((drafts == step.tokens).long())
         # Later draft steps lack rows for the text's last positions. The padding that replaces these
         # rows counts as not accepted.
-        accepted = pad_sequence(matches).cumprod(1).sum(1)
-        found = tokens_per_step(accepted.tolist())
-        tokens, verify_steps = tokens + found[0], verify_steps + found[1]
+        accepted = pad_sequence(matches).cumprod(1).sum(1).tolist()
+        place = 0
+        while place < len(accepted):
+            place += accepted[place] + 1
+            verify_steps += 1
+        tokens += min(place, len(accepted))
     return learner.output.new_tensor([*probability, *counted, tokens, verify_steps])

@@ -6,7 +6,7 @@ import dataclasses
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,91 +21,76 @@ from sam_rollout.heads.peers import Peers, joined
 from sam_rollout.heads.training import Learner, TrainingSettings, train
 from sam_rollout.heads.writing import TrainableHead, fresh_head, load_head, write_head
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 HELD_OUT = 0.05  # This share of the prompts is held out.
 LEAST_HELD_OUT = 4
 EVALUATIONS = 10  # Number of evaluations during the training.
 LOGGED = 100  # Number of losses in training.json; each is a mean over 1/100 of the training.
 
 
-@dataclasses.dataclass(frozen=True)
-class HeadRequest:
-    """The arguments of `train_head`."""
-
-    model: str
-    texts: Sequence[Path]  # Run folders with recorded traces, or files of traces.
-    output: Path  # Folder of the trained head.
-    settings: TrainingSettings
-    # Size of the head's vocabulary, which has the most frequent tokens of the responses. If this is
-    # None, the head can draft all tokens.
-    draft_vocabulary: int | None = None
-    # Folder of a head with which the training starts; the head keeps its own vocabulary. If this is
-    # None, the training starts with random weights.
-    start: Path | None = None
-    max_tokens: int = 2048  # Longer texts are cut to this length.
-    split_model: bool = False  # Whether the policy's layers are spread over all devices.
-
-
-def train_head(request: HeadRequest, console: Console) -> None:
-    """Train a head, write it, and print its acceptance on held-out texts.
+def train_head(
+    model: str, texts: Sequence[Path], output: Path, settings: TrainingSettings,
+    draft_vocabulary: int | None, start: Path | None, max_tokens: int, split_model: bool,
+) -> str:  # fmt: skip
+    """Train a head, write it, and return a sentence about its acceptance on held-out texts.
 
     If torchrun started this process and others, all of them train one head together. Only the first
-    process prints and writes.
+    process writes; in the others, the sentence is empty.
+
+    Args:
+        model: Folder of the policy.
+        texts: Run folders with recorded traces, or files of traces.
+        output: Folder of the trained head.
+        draft_vocabulary: Size of the head's vocabulary, which has the most frequent tokens of the
+            responses. If this is None, the head can draft all tokens.
+        start: Folder of a head with which the training starts; the head keeps its own vocabulary.
+            If this is None, the training starts with random weights.
+        max_tokens: Longer texts are cut to this length.
+        split_model: Whether the policy's layers are spread over all devices.
 
     Raises:
         ConfigError: The model, the texts or another argument cannot be used.
         TraceError, OSError: Texts cannot be read.
     """
     with joined() as (device, peers):
-        _train_head(request, console, device, peers)
-
-
-def _train_head(request: HeadRequest, console: Console, device: torch.device, peers: Peers) -> None:
-    settings = request.settings
-    model_config = read_json(Path(request.model) / CONFIG, "--model", request.model)
-    head, shape, vocabulary, output = _begin(request, model_config)
-    learning, held_out = split([t for path in request.texts for t in read_traces(path)])
-    if request.split_model and peers.size > 1:
-        raise ConfigError("--split-model", True, "uses all devices: start it without torchrun")
-    policy = Policy.load(request.model, device, request.split_model)
-    samples, tests = (
-        _read(policy, traces, shape.target_layers, request.max_tokens, peers)
-        for traces in (learning, held_out)
-    )
-    if vocabulary is None and shape.draft_vocabulary < shape.vocabulary:
-        vocabulary = frequent_tokens(learning, shape.draft_vocabulary, shape.vocabulary)
-    learner = Learner(head.to(device), policy, settings.steps, vocabulary, output)
-    history = _train(learner, samples, tests, settings, peers)
-    if peers.rank != 0:
-        return
-    record = {
-        "texts": {"learning": len(learning), "held_out": len(held_out)},
-        "settings": dataclasses.asdict(settings),
-        **history,
-    }
-    rows = learner.output if vocabulary is not None else output
-    trained = TrainableHead(learner.head, shape, vocabulary, rows)
-    write_head(request.output, trained, model_config, request.model, settings.steps, record)
-    written, found = read_head(request.output), history["held_out"][-1]
-    chances = " / ".join(f"{chance:.3f}" for chance in found["per_position"])
-    console.print(
-        f"{request.output}: {written.parameters:,} parameters. "
-        f"Held-out texts: drafts are accepted with probability {chances} by position; the "
-        f"acceptance length is {found['length']:.2f}.",
-        soft_wrap=True,
-    )
-
-
-def _begin(request: HeadRequest, model_config: dict[str, Any]) -> TrainableHead:
-    if request.start is None:
-        place = f"--model {request.model}"
-        return fresh_head(model_config, request.settings.seed, request.draft_vocabulary, place)
-    if request.draft_vocabulary is not None:
-        allowed = "has its own vocabulary: leave --draft-vocab out"
-        raise ConfigError("--start", str(request.start), allowed)
-    return load_head(request.start, model_config, "--start")
+        model_config = read_json(Path(model) / CONFIG, "--model", model)
+        if start is None:
+            place = f"--model {model}"
+            begun = fresh_head(model_config, settings.seed, draft_vocabulary, place)
+        elif draft_vocabulary is None:
+            begun = load_head(start, model_config, "--start")
+        else:
+            allowed = "has its own vocabulary: leave --draft-vocab out"
+            raise ConfigError("--start", str(start), allowed)
+        head, shape, vocabulary, rows = begun
+        learning, held_out = split([trace for path in texts for trace in read_traces(path)])
+        if split_model and peers.size > 1:
+            raise ConfigError("--split-model", True, "uses all devices: start it without torchrun")
+        policy = Policy.load(model, device, split_model)
+        samples, tests = (
+            _read(policy, traces, shape.target_layers, max_tokens, peers)
+            for traces in (learning, held_out)
+        )
+        if vocabulary is None and shape.draft_vocabulary < shape.vocabulary:
+            vocabulary = frequent_tokens(learning, shape.draft_vocabulary, shape.vocabulary)
+        learner = Learner(head.to(device), policy, settings.steps, vocabulary, rows)
+        history = _train(learner, samples, tests, settings, peers)
+        if peers.rank != 0:
+            return ""
+        record = {
+            "texts": {"learning": len(learning), "held_out": len(held_out)},
+            "settings": dataclasses.asdict(settings),
+            **history,
+        }
+        rows = learner.output if vocabulary is not None else rows
+        trained = TrainableHead(head, shape, vocabulary, rows)
+        write_head(output, trained, model_config, model, settings.steps, record)
+        found = history["held_out"][-1]
+        chances = " / ".join(f"{chance:.3f}" for chance in found["per_position"])
+        return (
+            f"{output}: {read_head(output).parameters:,} parameters. "
+            f"Held-out texts: drafts are accepted with probability {chances} by position; the "
+            f"acceptance length is {found['length']:.2f}."
+        )
 
 
 def split(traces: Sequence[Trace]) -> tuple[list[Trace], list[Trace]]:

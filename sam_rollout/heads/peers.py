@@ -77,13 +77,12 @@ def joined() -> Iterator[tuple[torch.device, Peers]]:
 
     After an error, the group of processes is not destroyed, because torchrun ends all processes.
     """
-    kind = (torch.accelerator.current_accelerator() or torch.device("cpu")).type
+    device = torch.device((torch.accelerator.current_accelerator() or torch.device("cpu")).type)
     if not distributed.is_torchelastic_launched():
-        yield torch.device(kind), Peers()
+        yield device, ALONE
         return
-    device = torch.device(kind)
-    if kind != "cpu":
-        device = torch.device(kind, int(os.environ["LOCAL_RANK"]))
+    if device.type != "cpu":
+        device = torch.device(device.type, int(os.environ["LOCAL_RANK"]))
         torch.accelerator.set_device_index(device.index)
     distributed.init_process_group(distributed.get_default_backend_for_device(device))
     yield device, Peers(distributed.group.WORLD)

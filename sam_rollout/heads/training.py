@@ -39,7 +39,6 @@ class TrainingSettings:
 class Step:
     """One draft step of a batch, at all positions for which the texts contain the right token."""
 
-    number: int  # Counted from 0.
     logits: Tensor  # [positions, draft vocabulary], the head's logits.
     target: Tensor  # [positions, vocabulary], the policy's probabilities.
     tokens: Tensor  # [positions], the right draft tokens, taken from the texts.
@@ -71,10 +70,10 @@ class Learner:
 
         An engine makes its first draft when the response has one token.
         """
-        for number, hidden, last, tokens in self._hidden(samples):
+        for hidden, last, tokens in self._hidden(samples):
             logits = functional.linear(hidden, self.output)
             target = functional.linear(last, self.policy.output).softmax(-1)
-            yield Step(number, logits, target, tokens)
+            yield Step(logits, target, tokens)
 
     def likeliest(self, logits: Tensor) -> Tensor:
         """Return the likeliest tokens according to the head's logits, [positions]."""
@@ -90,7 +89,7 @@ class Learner:
         losses = []
         # To save memory, large distributions are computed in parts, and once more for the gradient.
         part = max(1, LARGEST // len(self.policy.output))
-        for _, hidden, last, _ in self._hidden(samples):
+        for hidden, last, _ in self._hidden(samples):
             if len(hidden) <= part:
                 total = self._entropy(hidden, last)
             else:
@@ -107,7 +106,7 @@ class Learner:
             target = target[:, self._chosen]
         return -(target * functional.linear(hidden, self.output).log_softmax(-1)).sum()
 
-    def _hidden(self, samples: Sequence[Sample]) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+    def _hidden(self, samples: Sequence[Sample]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         device = self.output.device
         ids = pad_sequence([s.tokens for s in samples], batch_first=True).to(device)
         states, last = (
@@ -122,10 +121,8 @@ class Learner:
             # `number` is the draft step, counted from 0. Row t drafts token t + 2 + number, and the
             # policy predicts the same token at position t + 1 + number.
             drafts = (place + 1 >= prompts) & (place + 2 + number < lengths)
-            yield (
-                number, hidden[drafts], shifted(last, number + 1)[drafts],
-                shifted(ids, number + 2)[drafts],
-            )  # fmt: skip
+            right = shifted(ids, number + 2)[drafts]
+            yield hidden[drafts], shifted(last, number + 1)[drafts], right
 
 
 def train(
@@ -163,7 +160,7 @@ class HeadOptimizer:
     """
 
     def __init__(self, head: Eagle3Head, rate: float, peers: Peers = ALONE) -> None:
-        self._parameters, self._peers = list(head.parameters()), peers
+        self._head, self._parameters, self._peers = head, list(head.parameters()), peers
         matrices = [p for p in self._parameters if p.ndim == 2]
         gains = [p for p in self._parameters if p.ndim < 2]
         self._parts: list[tuple[torch.optim.Optimizer, float]] = [
@@ -195,7 +192,7 @@ class HeadOptimizer:
             for group in optimizer.param_groups:
                 group["lr"] = rate * factor
             optimizer.step()
-        self._forget()
+        self._head.zero_grad()
         return found
 
     def _gradients(self, find_loss: Callable[[], Tensor]) -> Tensor:
@@ -206,11 +203,7 @@ class HeadOptimizer:
             flat = [p.grad.flatten() for p in self._parameters if p.grad is not None]
             return torch.cat([*flat, loss.detach()[None]])
         finally:
-            self._forget()
-
-    def _forget(self) -> None:
-        for optimizer, _ in self._parts:
-            optimizer.zero_grad()
+            self._head.zero_grad()
 
     def to(self, device: torch.device) -> None:
         """Move the optimizers' moments to `device`; the caller moves the head."""

@@ -167,14 +167,7 @@ def check_trainable(
     check_belongs(found, model_config, field)
     layers = found.shape.target_layers or default_layers(model_config["num_hidden_layers"])
     shape = replace(found.shape, target_layers=tuple(layers))
-    config = read_json(folder / CONFIG, field, str(folder))
-    _check_computed(shape, config, model_config, f"{field}: {folder}")
-    return shape
-
-
-def _check_computed(
-    shape: HeadShape, config: Mapping[str, Any], model_config: Mapping[str, Any], place: str
-) -> None:
+    config, place = read_json(folder / CONFIG, field, str(folder)), f"{field}: {folder}"
     parts = (config.get("transformer_layer_config"), config, config.get("eagle_config"))
     given = {key: value for part in parts for key, value in (part or {}).items()}
     for key, computed in _COMPUTED.items():
@@ -194,6 +187,7 @@ def _check_computed(
     if max(shape.target_layers) >= model_config["num_hidden_layers"]:
         allowed = "must be before the policy's last layer to be trained here"
         raise ConfigError(f"{place}: target layers", list(shape.target_layers), allowed)
+    return shape
 
 
 def write_fresh_head(

@@ -46,7 +46,14 @@ class Installation:
     def pinned(self) -> None:
         """Install all pinned packages, unless the checkout's environment has them."""
         stamp = Path(self._output("import sys; print(sys.prefix)")) / STAMP
-        before, wanted = (stamp.read_text() if stamp.exists() else ""), self._wanted_stamp()
+        before = stamp.read_text() if stamp.exists() else ""
+        # The stamp has the profile, and a digest of everything on which the environment depends.
+        digest = hashlib.sha256(str(self._checkout).encode())
+        digest.update(self._constraints.read_bytes())
+        digest.update((HERE / "vllm_metadata_shim.py").read_bytes())
+        if self._checkout:
+            digest.update((self._checkout / "pyproject.toml").read_bytes())
+        wanted = f"{self._profile} {digest.hexdigest()}\n"
         if before == wanted and self._checkout:
             say(f"{stamp.parent.name} is up to date for {self._profile}, nothing to do")
             return
@@ -67,15 +74,6 @@ class Installation:
             self._add("--no-deps", "-r", str(self._constraints))
         self._finish()
         stamp.write_text(wanted)
-
-    def _wanted_stamp(self) -> str:
-        """Return the profile and a digest of everything on which the environment depends."""
-        files = [self._constraints, HERE / "vllm_metadata_shim.py"]
-        files += [self._checkout / "pyproject.toml"] if self._checkout else []
-        digest = hashlib.sha256(str(self._checkout).encode())
-        for file in files:
-            digest.update(file.read_bytes())
-        return f"{self._profile} {digest.hexdigest()}\n"
 
     def _install_for_ascend(self, lines: list[str]) -> None:
         """Install the pins, with vLLM built from its source.

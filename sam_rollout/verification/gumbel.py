@@ -6,6 +6,7 @@ noise, a draw from another distribution often gives the same token (Daliri, Musc
 2408.07978).
 """
 
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import torch
@@ -20,8 +21,7 @@ from sam_rollout.verification.gumbel_cpu import UNIT, draw_on_cpu
 _MIX_1 = 0x85EBCA6B - (1 << 32)
 _MIX_2 = 0xC2B2AE35 - (1 << 32)
 # Number of noise values that are made at a time. On a CPU, they have to fit into the cache.
-_PIECE = {"cpu": 1 << 20}
-_DEVICE_PIECE = 1 << 24
+_CPU_PIECE, _DEVICE_PIECE = 1 << 20, 1 << 24
 _HAS_TRITON = find_spec("triton") is not None
 
 
@@ -48,47 +48,42 @@ def draw_gumbel(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
 
 def draw_by_operations(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
     """Draw like ``draw_gumbel``, with operations of torch alone."""
-    rows, vocabulary = logits.shape
-    noise = _Noise(rows, vocabulary, logits.device)
-    drawn = []
-    for some, seeds in zip(logits.split(noise.rows), bits.split(noise.rows), strict=True):
-        rates = noise.log_exponentials(seeds)
-        drawn.append(torch.sub(some, rates, out=rates).argmax(dim=-1))
+    drawn = [
+        torch.sub(logits[rows], rates, out=rates).argmax(dim=-1)
+        for rows, rates in _log_exponentials(bits, logits.shape[1])
+    ]
     return torch.cat(drawn)
 
 
 def gumbel_noise(bits: torch.Tensor, vocabulary: int) -> torch.Tensor:
     """Return the noise that ``draw_gumbel`` adds to log-probabilities, float32 [rows, tokens]."""
-    noise = _Noise(len(bits), vocabulary, bits.device)
-    return torch.cat([noise.log_exponentials(some).neg() for some in bits.split(noise.rows)])
+    return torch.cat([rates.neg() for _, rates in _log_exponentials(bits, vocabulary)])
 
 
-class _Noise:
-    """Makes the noise of a few rows at a time, in memory that is allocated once."""
+def _log_exponentials(bits: torch.Tensor, vocabulary: int) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield a few rows at a time, with log e (the negated noise) of every token, float32.
 
-    def __init__(self, rows: int, vocabulary: int, device: torch.device) -> None:
-        most = _PIECE.get(device.type, _DEVICE_PIECE)
-        self.rows = max(1, min(rows, most // vocabulary))
-        self._hashed = torch.empty(self.rows, vocabulary, dtype=torch.int32, device=device)
-        self._spare = torch.empty_like(self._hashed)
-        # Ids are hashed, because otherwise ranges of tokens would have equal noise in several rows.
-        self._tokens = torch.arange(vocabulary, dtype=torch.int32, device=device)
-        spare = self._spare[0]
-        _fold(_fold(_fold(self._tokens, 16, spare).mul_(_MIX_1), 13, spare).mul_(_MIX_2), 16, spare)
-
-    def log_exponentials(self, bits: torch.Tensor) -> torch.Tensor:
-        """Return log e (the negated noise) of every token, float32; the next call overwrites it."""
-        hashed, spare = self._hashed[: len(bits)], self._spare[: len(bits)]
-        low, high = bits.to(torch.int32).unsqueeze(1), (bits >> 32).to(torch.int32).unsqueeze(1)
-        torch.bitwise_xor(self._tokens, low, out=hashed)
+    All pieces use the same memory, so the next piece overwrites a piece.
+    """
+    rows = max(1, min(len(bits), (_CPU_PIECE if bits.is_cpu else _DEVICE_PIECE) // vocabulary))
+    all_hashed = torch.empty(rows, vocabulary, dtype=torch.int32, device=bits.device)
+    all_spare = torch.empty_like(all_hashed)
+    # Ids are hashed, because otherwise ranges of tokens would have equal noise in several rows.
+    tokens, spare = torch.arange(vocabulary, dtype=torch.int32, device=bits.device), all_spare[0]
+    _fold(_fold(_fold(tokens, 16, spare).mul_(_MIX_1), 13, spare).mul_(_MIX_2), 16, spare)
+    for start in range(0, max(1, len(bits)), rows):
+        some = bits[start : start + rows]
+        hashed, spare = all_hashed[: len(some)], all_spare[: len(some)]
+        low, high = some.to(torch.int32).unsqueeze(1), (some >> 32).to(torch.int32).unsqueeze(1)
+        torch.bitwise_xor(tokens, low, out=hashed)
         _fold(hashed, 16, spare).mul_(_MIX_1).add_(high)
         _fold(hashed, 13, spare).mul_(_MIX_2)
         # Unlike the shift in `_fold`, this shift is arithmetic: it repeats the sign bit. Then the
         # mask drops bit 31. Every kernel has to do the same.
         torch.bitwise_right_shift(hashed, 16, out=spare)
         hashed.bitwise_xor_(spare).bitwise_and_((1 << 31) - 1).bitwise_or_(1)
-        floats = spare.view(torch.float32)
-        return torch.mul(hashed, -UNIT, out=floats).log1p_().neg_().log_()
+        found = torch.mul(hashed, -UNIT, out=spare.view(torch.float32)).log1p_().neg_().log_()
+        yield slice(start, start + rows), found
 
 
 def _fold(bits: torch.Tensor, places: int, spare: torch.Tensor) -> torch.Tensor:

@@ -46,18 +46,13 @@ class DraftLayout:
         rows = self.first_row.unsqueeze(1) + self._places
         return rows.clamp_(max=self.num_rows - 1)
 
-    @cached_property
-    def is_draft(self) -> torch.Tensor:
-        """True where a request has a draft token, bool [batch, max_drafts]."""
-        return self._places[:-1] < self.counts.unsqueeze(1)
-
     def spread(self, drafts: torch.Tensor, fill: int | float) -> torch.Tensor:
         """Spread a flat [num_drafts] tensor to [batch, max_drafts], padded with ``fill``."""
         if not self.num_drafts:
             return drafts.new_full((self.batch, self.max_drafts), fill)
         index = self.first_draft.unsqueeze(1) + self._places[:-1]
         spread = drafts[index.clamp_(max=self.num_drafts - 1)]
-        return spread.masked_fill(~self.is_draft, fill)
+        return spread.masked_fill(self._places[:-1] >= self.counts.unsqueeze(1), fill)
 
     def keep(self, tokens: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
         """Keep each request's accepted tokens and the token after them; clear all later tokens.

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from sam_rollout.doctor import Question, bug_report
+from sam_rollout.doctor import bug_report
 from sam_rollout.doctor.bug_report import redact
 from sam_rollout.doctor.printed_checks import Finding, warn
+from sam_rollout.doctor.scope import Question
 from sam_rollout.telemetry.records import RunFolder, RunInfo
 
 HOME = f"/{'home'}/ann"

@@ -4,9 +4,11 @@ import sys
 import pytest
 
 from sam_rollout.core.composition import compose
-from sam_rollout.doctor import Question, examination, examine
+from sam_rollout.doctor import examination
+from sam_rollout.doctor.examination import examine
 from sam_rollout.doctor.host import ProbeError, run_python
 from sam_rollout.doctor.printed_checks import ok
+from sam_rollout.doctor.scope import Question
 
 CPU = Question("cpu")
 

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from sam_rollout.doctor import Question, host
+from sam_rollout.doctor import host
 from sam_rollout.doctor.host import ProbeError
+from sam_rollout.doctor.scope import Question
 from sam_rollout.sizing.memory import GIB
 
 CPU = Question("cpu")

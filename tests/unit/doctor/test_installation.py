@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sam_rollout.doctor import Question, installation
+from sam_rollout.doctor import installation
 from sam_rollout.doctor.installation import CANN, PINNED, PYTHON, check_plugins, compare
+from sam_rollout.doctor.scope import Question
 
 ROOT = Path(__file__).parents[3]
 NPUS, CPU = Question("ascend_910c"), Question("cpu")

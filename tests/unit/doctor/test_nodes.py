@@ -1,4 +1,5 @@
-from sam_rollout.doctor import Question, nodes
+from sam_rollout.doctor import nodes
+from sam_rollout.doctor.scope import Question
 
 CPU = Question("cpu")
 SAME = {"version of torch": "2.10.0", "path of the package": "/opt/sam", "devices": "16"}

@@ -1,7 +1,16 @@
 import json
 
-from sam_rollout.doctor import Finding, Status
-from sam_rollout.doctor.printed_checks import fail, merged, ok, overall, skip, to_json, warn
+from sam_rollout.doctor.printed_checks import (
+    Finding,
+    Status,
+    fail,
+    merged,
+    ok,
+    overall,
+    skip,
+    to_json,
+    warn,
+)
 
 NUMBA = ok("numba", "0.65.0")
 FULL = fail("/dev/shm", "0.0 of 0.1 GiB", "docker run --shm-size")

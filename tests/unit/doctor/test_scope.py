@@ -1,8 +1,8 @@
 import pytest
 
 from sam_rollout.core import composition
-from sam_rollout.doctor import DEVICES, Question, scope
-from sam_rollout.doctor.scope import ask
+from sam_rollout.doctor import scope
+from sam_rollout.doctor.scope import DEVICES, Question, ask
 
 CONFIG = {
     "trainer": {"nnodes": 2, "max_actor_ckpt_to_keep": None},

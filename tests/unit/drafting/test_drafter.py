@@ -1,9 +1,6 @@
 import numpy as np
 import pytest
 
-from sam_rollout.config import SamConfig
-from sam_rollout.core.limits import Limits
-from sam_rollout.drafting.drafter import SamDrafter
 from tests.unit.drafting.texts import counter, drafter_of, drive, int32, step
 
 
@@ -104,7 +101,3 @@ def test_misuse_is_refused():
     for tokens, lengths in ((one, np.array([1, 1])), (one.astype(np.int64), int32(1, 1))):
         with pytest.raises(TypeError, match="No matching definition"):
             drafter.draft(tokens, lengths, np.ones(2, bool), gate_open=True)
-    with pytest.raises(ValueError, match=r"sam\.enabled is false"):
-        SamDrafter(SamConfig(enabled=False), Limits(2, 10))
-    with pytest.raises(ValueError, match="max_model_len = 16777217: automata read no more than"):
-        SamDrafter(SamConfig(), Limits(2, (1 << 24) + 1))

@@ -52,9 +52,9 @@ def test_targets_are_what_the_policy_says_of_the_drafted_token(policy, traces, s
         logits = policy.model(torch.tensor(trace.tokens)[None].long()).logits[0]
     steps = list(Learner(make_head(), policy, 3).unrolled([samples[0]]))
     first, total = len(trace.prompt), len(trace.tokens)  # the first response token is never drafted
-    for step in steps:
-        places = range(first + 1 + step.number, total)
-        assert step.tokens.tolist() == trace.tokens[first + 1 + step.number :].tolist()
+    for number, step in enumerate(steps):
+        places = range(first + 1 + number, total)
+        assert step.tokens.tolist() == trace.tokens[first + 1 + number :].tolist()
         expected = logits[[place - 1 for place in places]].softmax(-1)
         torch.testing.assert_close(step.target, expected, atol=0.02, rtol=0.1)
 
