@@ -12,7 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, cast
 
-from sam_rollout.core.settings import NEVER_FOR_ROLLOUTS, unknown
+from sam_rollout.core.settings import GONE, NEVER_FOR_ROLLOUTS, unknown
 
 GROUP, RECIPE = "sam_rollout.recipes", "dapo_qwen3"
 
@@ -114,7 +114,8 @@ def explain(error: Exception) -> str:
         if not known:
             parent = str(cause.full_key).rpartition(".")[0]
             return f"{cause.full_key}: {parent} holds no keys; set it as a whole: {parent}=..."
-        return f"{cause.full_key}: {unknown('key', str(cause.key), sorted(known))}"
+        why = GONE.get(str(cause.full_key)) or unknown("key", str(cause.key), sorted(known))
+        return f"{cause.full_key}: {why}"
     said = [str(error), *([str(error.__cause__)] if error.__cause__ else [])]
     return " ".join(" ".join(said).split())
 

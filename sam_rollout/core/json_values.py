@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 _NOT_FINITE = {repr(number): number for number in (math.inf, -math.inf, math.nan)}
+# Protocol buffers write infinity as "Infinity", and NaN as "NaN".
+_READ = _NOT_FINITE | {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
 
 def encode(value: Any) -> Any:
@@ -44,7 +46,7 @@ def encode(value: Any) -> Any:
 def decode(value: Any) -> Any:
     """Undo `encode` where possible: restore the numbers that are not finite."""
     if isinstance(value, str):
-        return _NOT_FINITE.get(value, value)
+        return _READ.get(value, value)
     if isinstance(value, dict):
         return {key: decode(entry) for key, entry in value.items()}
     return [decode(entry) for entry in value] if isinstance(value, list) else value

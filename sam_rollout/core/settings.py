@@ -32,6 +32,14 @@ NEVER_FOR_ROLLOUTS = {
     "evaluating checkpoints and making data: python -m recipes.arbitrage (docs/arbitrage.md)",
 }
 
+# Former keys of settings -> a message that names the present key.
+GONE = {
+    "sam.sources.siblings": "it is sam.sources.prompt now",
+    "sam.sources.history": "it is sam.sources.prompt.earlier_steps and sam.texts now",
+    "sam.sources.corpus": "it is sam.sources.run.corpus now, token ids",
+    "sam.sources.run.path": "it is sam.texts.path now, one folder for all sources",
+}
+
 
 def unknown(what: str, name: str, known: Sequence[str]) -> str:
     """Return a message that refuses an unknown name, and suggests or lists known names."""
@@ -83,7 +91,8 @@ class Section:
         values = {}
         for key, value in mapping.items():
             if key not in kinds:
-                raise ConfigError(f"{path}.{key}", value, unknown("key", str(key), list(kinds)))
+                why = GONE.get(f"{path}.{key}") or unknown("key", str(key), list(kinds))
+                raise ConfigError(f"{path}.{key}", value, why)
             kind = kinds[key]
             if value is None and kind in (dict, str):
                 # Null stands for an empty text or mapping. Unset mappings are null instead of {},

@@ -29,6 +29,9 @@ def test_an_experiment_is_composed_as_the_recipe_does():
          "options: ascend_910c, cpu, cuda"),
         ("sam.gate.treshold=4", "sam.gate.treshold: unknown key; did you mean 'threshold'? known "
          "keys: exploration, kind, schedule, threshold"),
+        ("sam.sources.siblings.max_bytes=4000000", "sam.sources.siblings: it is "
+         "sam.sources.prompt now"),
+        ("sam.sources.run.path=/kept", "sam.sources.run.path: it is sam.texts.path now"),
         ("sam.gat.threshold=4", "sam.gat: unknown key; did you mean 'gate'? known keys: "),
         ("trainer.total_training_step=3", "trainer.total_training_step: unknown key; did you mean "
          "'total_training_steps'?"),

@@ -80,6 +80,7 @@ def test_absent_keys_take_the_defaults():
             {"sources": {"prompt": {"max_bytes": 3}}},
             "sam.sources.prompt.max_bytes = 3: must be at least 1048576",
         ),
+        ({"sources": {"siblings": {}}}, "sam.sources.siblings = {}: it is sam.sources.prompt now"),
         ({"sources": {"owm": {}}}, "sam.sources.owm = {}: unknown key; did you mean 'own'?"),
         (
             {"sources": sources_of().to_mapping()},

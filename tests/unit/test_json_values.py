@@ -58,8 +58,9 @@ def test_what_is_no_number_is_read_back_and_equal_when_written():
     assert encode({"lr": math.nan}) == encode({"lr": -math.nan}) == {"lr": "nan"}
 
 
-def test_what_other_programs_write_is_read():
-    assert loads("[Infinity, -Infinity]") == [math.inf, -math.inf]
+@pytest.mark.parametrize("text", ["[Infinity, -Infinity]", '["Infinity", "-Infinity"]'])
+def test_what_other_programs_write_is_read(text):
+    assert loads(text) == [math.inf, -math.inf]
 
 
 def test_of_measured_values_only_numbers_stay():
