@@ -25,7 +25,13 @@ from sam_rollout.sources.contract import Identities, Limits, SourceEntry
 from sam_rollout.sources.support.grouped import Group, GroupedTexts
 from sam_rollout.sources.support.kept_texts import KeptTexts, Room
 from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN
-from sam_rollout.sources.support.responses import Responses, empty_pool, is_of_training, read_texts
+from sam_rollout.sources.support.responses import (
+    Responses,
+    empty_pool,
+    is_of_training,
+    read_texts,
+    submit,
+)
 
 if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool
@@ -230,7 +236,7 @@ class RunTexts(GroupedTexts[str]):
             return self._succeed(group, self.pool.create())
         nbytes_of = functools.partial(self.pool.nbytes_of_texts, group.automaton)
         pool, texts = empty_pool(), self._kept.newest(room, nbytes_of)
-        made = self._executor.submit(read_texts, pool, texts)
+        made = submit(self._executor, read_texts, pool, texts)
         self._making = _Making(pool, made, room, self._kept.added)
 
     def _take_over(self, group: Group[str], making: _Making) -> None:

@@ -38,7 +38,6 @@ GROUPS = {
     "measured with the head's likeliest tokens for new responses, before the head learns from "
     "them. Engines draw the head's tokens, so their acceptance can be higher.",
     "gate": "The gate, which decides whether the drafter drafts.",
-    "sampler": "The engine's samplers, ours or the stock ones, in runs with a drafter.",
     "rounds": "The generation rounds of dynamic sampling, written by the trainer.",
     "sentinel": "Findings of the [sentinel](troubleshooting.md#what-the-sentinel-says): 1 if "
     "something is wrong with the drafts, else 0. The metrics exist for training steps of runs with "

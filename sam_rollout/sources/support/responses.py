@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -226,9 +226,19 @@ class Responses:
             self._unwritten, self._unwritten_bytes = [], 0
 
     def _submit(self, nbytes: int, task: Callable[..., Any], *arguments: object) -> Future[Any]:
-        future = self._executor.submit(task, *arguments)
+        future = submit(self._executor, task, *arguments)
         self._waiting.append((future, nbytes))
         return future
+
+
+def submit(executor: Executor, task: Callable[..., Any], *arguments: object) -> Future[Any]:
+    """Submit a task; return a failed future if the executor cannot start its thread."""
+    try:
+        return executor.submit(task, *arguments)
+    except RuntimeError as error:
+        failed: Future[Any] = Future()
+        failed.set_exception(error)
+        return failed
 
 
 def _read_earlier(store: TextStore, group: str, step: int, max_tokens: int) -> AutomatonPool | None:
