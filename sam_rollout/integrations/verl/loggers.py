@@ -18,6 +18,7 @@ from omegaconf import DictConfig, open_dict
 
 from sam_rollout.config import ConfigError, RolloutTelemetryConfig, RunConfig
 from sam_rollout.core.json_values import encode
+from sam_rollout.core.settings import unknown
 from sam_rollout.integrations.verl.check_results import Fact
 from sam_rollout.report.panels import SECTIONS
 from sam_rollout.report.wandb_workspace import PINNED, STEP_AXIS
@@ -27,8 +28,20 @@ from sam_rollout.telemetry.records import RunInfo
 logger = logging.getLogger(__name__)
 
 WANDB, TENSORBOARD = "wandb", "tensorboard"
-# verl's loggers (verl.utils.tracking.Tracking) that import no package, or one with another name.
-PACKAGES = {"console": "", "file": "", "tracking": "wandb", "vemlp_wandb": "volcengine_ml_platform"}
+# verl's loggers (verl.utils.tracking.Tracking.supported_backend), each with the package it imports.
+PACKAGES = {
+    "console": "",
+    "file": "",
+    "clearml": "clearml",
+    "mlflow": "mlflow",
+    "rl_insight": "rl_insight",
+    "swanlab": "swanlab",
+    "tensorboard": "tensorboard",
+    "tracking": "wandb",
+    "trackio": "trackio",
+    "vemlp_wandb": "volcengine_ml_platform",
+    "wandb": "wandb",
+}
 MAX_TAG = 64  # wandb's limit, in characters
 
 
@@ -38,14 +51,17 @@ def chosen(backends: Any) -> list[str]:
 
 
 def check_loggers(backends: Any) -> Iterator[Fact]:
-    """Refuse a logger that is not installed, before verl has loaded a model."""
+    """Refuse a logger that is unknown or not installed, before verl has loaded a model."""
     names = chosen(backends)
     if not names:
         raise ConfigError("trainer.logger", backends, "must name at least one, such as [console]")
     for name in names:
-        package = PACKAGES.get(name, name)
+        if name not in PACKAGES:
+            allowed = unknown("logger", name, sorted(PACKAGES))
+            raise ConfigError("trainer.logger", names, f"{name}: {allowed}")
+        package = PACKAGES[name]
         if package and importlib.util.find_spec(package) is None:
-            allowed = f"{name} needs the package {package}, which is not installed"
+            allowed = f"{name} is not installed: pip install {package}, or leave it out"
             raise ConfigError("trainer.logger", names, allowed)
     yield Fact(", ".join(names))
 

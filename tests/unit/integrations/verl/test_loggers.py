@@ -107,18 +107,15 @@ def test_a_logger_must_be_installed_where_it_is_chosen(monkeypatch):
     list(loggers.check_loggers(["console", "file"]))
     for backends in ("wandb", ["console", "swanlab"], ["console", "mlflow"]):
         name = loggers.chosen(backends)[-1]
-        with pytest.raises(ConfigError, match=rf"trainer\.logger = .*{name} needs the package"):
+        with pytest.raises(ConfigError, match=rf"trainer\.logger = .*{name} is not installed"):
             list(loggers.check_loggers(backends))
-
-
-def test_a_mistyped_logger_is_refused():
-    with pytest.raises(ConfigError, match="tensorbord, which is not installed"):
+    with pytest.raises(ConfigError, match="tensorbord: unknown logger; did you mean 'tensorboard'"):
         list(loggers.check_loggers(["tensorbord"]))
 
 
 def test_the_loggers_are_those_of_verl():
     tracking = pytest.importorskip("verl.utils.tracking")
-    assert loggers.PACKAGES.keys() <= {*tracking.Tracking.supported_backend, "tracking"}
+    assert {*tracking.Tracking.supported_backend, "tracking"} == loggers.PACKAGES.keys()
 
 
 def test_errors_while_training_are_said_once(caplog):
