@@ -17,6 +17,7 @@ from sam_rollout.config import ConfigError, RunConfig
 from sam_rollout.integrations.verl.check_results import Fact, hold
 from sam_rollout.integrations.verl.environment import run_variables
 
+LIMIT_S = 600  # Time to load the user's code, which may load a model.
 REWARD = "reward.custom_reward_function"
 AGENT = "actor_rollout_ref.rollout.agent"
 # Settings that name files, which agent loops open only after all processes have started.
@@ -110,11 +111,14 @@ def _load(
     there = bool(file) and (Path(file).exists() or not is_file)
     hold([(where, path, there, "there is no such file" if file else "must name the file")])
     given = config.ray_kwargs.ray_init.runtime_env.get("env_vars") or {}
-    done = subprocess.run(
-        [sys.executable, "-c", _LOAD, json.dumps([file, name])],
-        capture_output=True, text=True, check=False,
-        stdin=subprocess.DEVNULL, env={**run_variables(config), **given},
-    )  # fmt: skip
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _LOAD, json.dumps([file, name])],
+            capture_output=True, text=True, check=False, timeout=LIMIT_S,
+            stdin=subprocess.DEVNULL, env={**run_variables(config), **given},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise ConfigError(where, path, f"took more than {LIMIT_S} s to load") from None
     if done.returncode != _LOADED:
         said = [line for line in done.stderr.splitlines() if line.strip()]
         reason = said[-1] if said else f"it ended with status {done.returncode}"

@@ -47,7 +47,7 @@ def environment(config: DictConfig, run: RunConfig) -> dict[str, str]:
         variables[MODEL_RUNNER_ENV] = "0"
     if run.sampler.batch_invariant:
         variables[BATCH_INVARIANT_ENV] = "1"
-    modules = filter(None, [os.environ.get(EXTERNAL_MODULES_ENV), PLUGIN_MODULE])
+    modules = filter(None, [*os.environ.get(EXTERNAL_MODULES_ENV, "").split(","), PLUGIN_MODULE])
     variables = {name: os.environ.get(name, value) for name, value in variables.items()}
     return variables | {EXTERNAL_MODULES_ENV: ",".join(modules)}
 

@@ -37,7 +37,7 @@ class RolloutFailedError(RuntimeError):
     """Too many responses failed; the message names the first error."""
 
 
-FATAL = (DeadPartError, FilterMetricError)
+FATAL = (DeadPartError, FilterMetricError, ActorDiedError)
 
 
 def cause_of(error: BaseException) -> BaseException:

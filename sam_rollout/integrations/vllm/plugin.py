@@ -1,5 +1,7 @@
 """Defines the entry point ``vllm.general_plugins``; every process of vLLM calls it once."""
 
+import contextlib
+
 from sam_rollout.integrations.vllm import ascend
 
 
@@ -21,6 +23,7 @@ def register() -> None:
     if ascend.is_installed():  # vllm-ascend has its own drafter classes
         ascend.from_ascend("plugin:register")()
     else:
-        from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+        with contextlib.suppress(ImportError):  # releases that we do not support start without us
+            from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
-        share_embeddings(SpecDecodeBaseProposer)
+            share_embeddings(SpecDecodeBaseProposer)

@@ -6,7 +6,6 @@ from typing import Any
 
 from sam_rollout.config import ConfigError
 from sam_rollout.heads.checkpoint import check_belongs, read_head
-from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockstep
 from sam_rollout.sources.model import ModelSourceConfig
 
 logger = logging.getLogger(__name__)
@@ -53,6 +52,9 @@ def check_engines_drafter(model: ModelSourceConfig, vllm_config: Any) -> None:
         ConfigError: see `check_drafter`. With engines in lockstep, it is also an error if a text
             may be too long for the drafter. Other engines only log a warning.
     """
+    # This module imports torch; the doctor, which imports this one, runs without torch.
+    from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockstep
+
     speculation = vllm_config.speculative_config
     policy, drafter = speculation.target_model_config, speculation.draft_model_config
     if not model.path:  # the method uses layers of the policy, or no model

@@ -57,6 +57,12 @@ def test_a_module_that_cannot_be_loaded(written, text, said):
     assert refused(composed(f"{REWARD}.path=/nope.py")).startswith(f"{REWARD}.path = '/nope.py'")
 
 
+def test_a_module_that_hangs_is_refused(written, monkeypatch):
+    monkeypatch.setattr(code_checks, "LIMIT_S", 0.5)
+    said = refused(written("import time; time.sleep(30)\n" + GOOD))
+    assert said.endswith("took more than 0.5 s to load")
+
+
 def test_a_module_finds_the_runs_variables_and_may_speak_at_exit(written):
     text = "import atexit, os\natexit.register(print, 'bye')\nos.environ['A'], os.environ['B']\n"
     runtime = "ray_kwargs.ray_init.runtime_env"

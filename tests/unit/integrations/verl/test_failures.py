@@ -93,10 +93,13 @@ def test_the_first_error_of_all_workers_is_the_first(caplog):
     assert watch.book.count == 0
 
 
-@pytest.mark.parametrize("error", [FilterMetricError("no metric"), DeadPartError("no engine")])
+@pytest.mark.parametrize(
+    "error",
+    [FilterMetricError("no metric"), DeadPartError("no engine"), ray.exceptions.ActorDiedError()],
+)
 def test_what_the_next_response_would_meet_ends_the_run_at_once(error):
     watch = FailureWatch([Worker(), Worker([failure_of(through_ray(error))])])
-    with pytest.raises(RolloutFailedError, match=r"no (metric|engine)"):
+    with pytest.raises(RolloutFailedError, match=r"no (metric|engine)|actor died"):
         for _ in range(3):
             watch.look()
 
