@@ -25,7 +25,13 @@ SMALLER = (
     "reward.reward_kwargs.overlong_buffer_cfg.len=64",
 )
 SMALL = ("experiment=tiny_cpu_2nodes", *SMALLER)
-VARIABLES = ("RAY_DEDUP_LOGS=0", "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "WANDB_MODE=offline")
+VARIABLES = (
+    "RAY_DEDUP_LOGS=0",
+    "HF_HUB_OFFLINE=1",
+    "VLLM_NO_USAGE_STATS=1",
+    "WANDB_MODE=offline",
+    "OMP_NUM_THREADS=1",  # two threads that wait in loops take minutes beside other tests
+)
 END_S = 240.0  # time for a launch to end after SIGTERM
 POLL_S = 0.5
 

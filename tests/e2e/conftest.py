@@ -62,6 +62,9 @@ def train(tmp_path: Path, data: list[str]) -> Callable[..., FinishedRun]:
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(map(str, paths)),
+            # Two threads of the trainer wait for each other in loops, which takes minutes beside
+            # other tests.
+            "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
             "WANDB_MODE": "offline",
             "RAY_USAGE_STATS_ENABLED": "0",
