@@ -114,7 +114,8 @@ class OnlineHead:
         try:
             problem, self.problem = self.problem, None
             has_time = self._credit_s - self._spent_s >= self._least_s
-            agreed = self._peers.agree(has_time, problem, device)
+            self._peers.check(problem, device)
+            agreed = self._peers.agree(has_time, device)
             started_s = time.perf_counter()  # leaves out the wait for other processes
             if agreed:
                 learner = self._begin(find_policy, device)
@@ -192,7 +193,7 @@ class OnlineHead:
             spent_s = self._spent_s + time.perf_counter() - started_s
             more = not losses or spent_s + self._update_s <= self._credit_s
             # All processes go on only if all have time and samples.
-            if not self._peers.agree(more and bool(samples), None, device):
+            if not self._peers.agree(more and bool(samples), device):
                 break
             began_s = time.perf_counter()
             chosen = self._rng.choices(samples, k=self.settings.batch)

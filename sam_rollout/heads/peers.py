@@ -48,9 +48,8 @@ class Peers:
         if problem is not None:
             raise problem
 
-    def agree(self, mine: bool, problem: Exception | None, device: torch.device) -> bool:
-        """Call `check`, then return whether `mine` is true in all processes."""
-        self.check(problem, device)
+    def agree(self, mine: bool, device: torch.device) -> bool:
+        """Return whether `mine` is true in all processes."""
         return not self.sum(torch.tensor([float(not mine)], device=device)).item()
 
     def attempt(self, work: Callable[[], T], device: torch.device) -> T:
